@@ -1,0 +1,33 @@
+"""Builds polyneuron.kernels._kernels from kernels/src (cffi API mode); run by setup.py."""
+
+from pathlib import Path
+
+from cffi import FFI
+
+ROOT = Path(__file__).resolve().parent
+SOURCES = sorted(path.relative_to(ROOT.parent).as_posix() for path in (ROOT / "src").glob("*.c"))
+HEADERS = sorted(path.relative_to(ROOT.parent).as_posix() for path in (ROOT / "src").glob("*.h"))
+API_HEADERS = ("kernels_api.h", "engine_api.h")  # declarations only: cffi parses no preprocessor
+
+ffibuilder = FFI()
+ffibuilder.cdef("\n".join((ROOT / "src" / name).read_text() for name in API_HEADERS))
+ffibuilder.set_source(
+    "polyneuron.kernels._kernels",
+    '#include "kernels.h"\n#include "engine.h"',
+    sources=SOURCES,
+    include_dirs=["kernels/src"],
+    depends=HEADERS,
+    extra_compile_args=[
+        "-O3",
+        "-std=c11",
+        "-D_GNU_SOURCE",
+        "-UNDEBUG",  # Python's own flags would switch every C assert off
+        "-ffp-contract=off",  # a fused multiply-add would change results between ISAs
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+    ],
+)
+
+if __name__ == "__main__":
+    ffibuilder.compile(verbose=True)

@@ -1,0 +1,1 @@
+/* The hot path over the arena: waits, step programs. Declarations only. */

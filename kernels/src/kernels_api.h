@@ -1,0 +1,101 @@
+/* Public C functions of the kernels. Declarations only, no preprocessor line: kernels.h includes
+ * this file and cffi's cdef() reads it.
+ *
+ * A matrix (rows, cols) is stored as *tiles* of 32 rows (blocks.h); rows are padded with zeros to a
+ * multiple of 32. q4, q4m and q8 need cols to be a multiple of 32 and take int8 activations
+ * (struct act_block); f16 and f32 take float activations and any cols.
+ *
+ * Summation order is part of the contract and equal on every ISA: int32 exact inside a block of 32
+ * columns, then one float addition a block, blocks in ascending order, no fused multiply-add. */
+
+enum storage_type { STORAGE_F32 = 0, STORAGE_F16 = 1, STORAGE_Q8 = 2, STORAGE_Q4 = 3, STORAGE_Q4M = 4 };
+
+enum feed_forward_kind {
+    FEED_FORWARD_SILU = 0,       /* silu(gate) * up */
+    FEED_FORWARD_REGLU = 1,      /* relu(gate) * up */
+    FEED_FORWARD_DRELU = 2,      /* relu(gate) * relu(up) */
+    FEED_FORWARD_RELU = 3        /* relu(up), no gate */
+};
+
+enum rope_layout { ROPE_INTERLEAVED = 0 /* pairs (2i, 2i+1) */, ROPE_HALVES = 1 /* pairs (i, i+n/2) */ };
+
+/* 32 activations quantised together; scale = amax / 127, sum = sum of quants. 40 bytes. */
+struct act_block { int8_t quants[32]; float scale; int32_t sum; };
+
+/* Select the table for `isa` ("scalar", "avx2", "avx512", "neon"), or the best one when NULL.
+ * 0, or -1 when that ISA is unknown or not available here. Called once per process. */
+int kernels_select(const char *isa);
+/* Name of the active ISA (never NULL; selects the best one on first use). */
+const char *kernels_active(void);
+/* Name of the i-th table built into this binary, best first; NULL past the end. */
+const char *kernels_built(int index);
+/* 1 when this CPU can run the named table. */
+int kernels_supported(const char *isa);
+
+/* Bytes of a matrix in tiles / of one row in the neuron-major row layout. */
+size_t tile_bytes(int type, size_t cols);                  /* one tile: 32 rows */
+size_t row_bytes(int type, size_t cols);
+
+/* x (cols) f32 -> out (cols/32) */
+void quantize_acts(struct act_block *out, const float *x, size_t cols);
+
+/* w (num_tiles tiles of (32, cols)), x (num_tokens, cols) -> out[t * out_stride + 32 * tile + r].
+ * x is act_block (num_tokens, cols/32) for q4/q4m/q8 and float for f16/f32. Overwrites out. */
+void matmul_tiles(int type, float *out, size_t out_stride, const void *w, size_t num_tiles,
+                  size_t cols, const void *x, size_t num_tokens);
+
+/* One row of a tiled matrix -> out (cols) f32: the embedding lookup. */
+void gather_row(int type, float *out, const void *w, size_t cols, size_t row);
+
+/* Neuron-major rows: the quants of all blocks, then all scales, then (q4m) all mins; q4 nibbles in
+ * GGUF order (low nibble k, high nibble k+16 of each block). row_ids may be NULL: 0..num_rows-1.
+ * dot: out[i] = row(ids[i]) . x, bit-equal to matmul_tiles on the same weights.
+ * axpy: out[c] += coef[i] * row(ids[i])[c], i ascending, each term ((float)q * scale (+ min)) * coef. */
+void dot_rows(int type, float *out, const void *rows, size_t row_stride_bytes,
+              const uint32_t *row_ids, size_t num_rows, size_t cols, const void *x);
+void axpy_rows(int type, float *out, const void *rows, size_t row_stride_bytes,
+               const uint32_t *row_ids, const float *coef, size_t num_rows, size_t cols);
+
+/* out = x / sqrt(mean(x^2) + eps) * w; squares summed in 16 lanes (i mod 16), lanes in a fixed tree. */
+void rmsnorm_f32(float *out, const float *x, const float *w, size_t n, float eps);
+/* out[i] += x[i] */
+void add_f32(float *out, const float *x, size_t n);
+/* out[i] = act(gate[i]) * up[i] by enum feed_forward_kind; gate is not read for FEED_FORWARD_RELU. */
+void feed_forward_act(int kind, float *out, const float *gate, const float *up, size_t n);
+/* Rotate the first rotary_dim of head_dim in place; cos, sin (rotary_dim/2). */
+void rope_head(int layout, float *x, const float *cos_row, const float *sin_row, size_t rotary_dim);
+/* exp of each element, the same polynomial on every ISA, within 2 ulp; below -87 gives 0. */
+void exp_f32(float *out, const float *x, size_t n);
+/* In place, numerically safe; sums in 16 lanes (i mod 16), lanes in a fixed tree. */
+void softmax_f32(float *x, size_t n);
+/* Index of the largest value, the lowest index among equals. */
+size_t argmax_f32(const float *x, size_t n);
+/* The k largest (k <= n), descending, the lowest index first among equals. */
+void top_k_f32(uint32_t *out_ids, float *out_values, const float *x, size_t n, size_t k);
+
+/* A KV block holds 32 tokens of one layer and one kv head, f16: K transposed (head_dim, 32), then V
+ * (32, head_dim). kv_block_bytes gives its size. Writes token `slot` (0..31) from k, v (head_dim) f32. */
+size_t kv_block_bytes(size_t head_dim);
+void kv_write(void *kv_block, size_t slot, const float *k, const float *v, size_t head_dim);
+/* Attention of num_queries heads that share one kv head over positions 0..num_positions-1.
+ * q, out (num_queries, head_dim) f32; position p lives in block block_table[p / 32] at
+ * kv + block_table[p / 32] * block_stride. Scores (q . k) * scale sum over head_dim ascending,
+ * softmax as softmax_f32, values sum over positions ascending, divided by the sum at the end.
+ * scratch: num_queries * round_up(num_positions, 32) floats. */
+void attention_heads(float *out, const float *q, size_t num_queries, size_t head_dim,
+                     const void *kv, const int32_t *block_table, size_t block_stride,
+                     size_t num_positions, float scale, float *scratch);
+
+/* Packing. src: ggml blocks of `ggml_type` (0 F32, 1 F16, 2 Q4_0, 3 Q4_1, 6 Q5_0, 8 Q8_0), row-major
+ * (num_rows, cols); missing rows of the last tile become zeros. 0, or -1 when this pair has no
+ * lossless packing. Q4_0 -> q4, Q4_1 -> q4m, Q8_0 and Q5_0 -> q8, F16 -> f16, F32 -> f32. */
+int pack_tiles(int storage_type, void *tiles, int ggml_type, const void *src, size_t num_rows,
+               size_t cols);
+/* src (num_rows, cols) f32 -> q8 / f16 / f32 tiles (rounded to nearest even). */
+int pack_tiles_from_f32(int storage_type, void *tiles, const float *src, size_t num_rows, size_t cols);
+/* The same two for neuron-major rows. */
+int pack_rows(int storage_type, void *rows, int ggml_type, const void *src, size_t num_rows, size_t cols);
+int pack_rows_from_f32(int storage_type, void *rows, const float *src, size_t num_rows, size_t cols);
+/* q4m parts given apart: quants (num_rows, cols) u8 0..15, scale and min (num_rows, cols/32) f16 bits. */
+int pack_tiles_q4m_parts(void *tiles, const uint8_t *quants, const uint16_t *scale,
+                         const uint16_t *min, size_t num_rows, size_t cols);
