@@ -1,1 +1,170 @@
-/* The hot path over the arena: waits, step programs. Declarations only. */
+/* The hot path over the arena: waits, the step board and the step program. Declarations only:
+ * engine.h includes this file and cffi's cdef() reads it.
+ *
+ * Offsets are bytes from the arena's base; 0 means "none". Every structure lives in shared memory
+ * and is used by several processes at once. */
+
+enum unit { UNIT_CPU = 0, UNIT_NPU = 1 };
+
+enum op_kind {
+    OP_EMBED = 1,        /* token ids -> residual stream, one unit a token */
+    OP_NORM = 2,         /* rmsnorm of residual rows -> acts and/or f32, one unit a token */
+    OP_MATMUL = 3,       /* tiles (rows, cols) x acts or f32 -> f32, one unit a tile and token group */
+    OP_ROPE_KV = 4,      /* q/k norm, rotation, KV write, one unit a token and head */
+    OP_ATTENTION = 5,    /* one unit a token and group of heads */
+    OP_QUANTIZE = 6,     /* f32 rows -> acts, one unit a token */
+    OP_FEED_FORWARD = 7  /* gate and up tile, activation -> acts or f32, one unit a tile and token group */
+};
+
+enum op_flag {
+    OPF_RESIDUAL = 1,     /* matmul adds to out instead of writing it */
+    OPF_LOGIT_ROWS = 2,   /* rows are the step's logit rows, not its tokens */
+    OPF_WRITE_ACTS = 4,   /* norm, attention, feed forward: also write int8 activations to out_acts */
+    OPF_WRITE_F32 = 8     /* norm, feed forward: write floats to out */
+};
+
+enum step_flag { STEP_TRACE = 1, STEP_DRY = 2 /* claims and waits only, no kernel */ };
+
+enum step_status { STEP_DONE = 0, STEP_TIMEOUT = 1, STEP_ABORTED = 2 };
+
+enum serve_status { SERVE_STOPPED = 0, SERVE_STALE = 1, SERVE_SLICE = 2 };
+
+/* One operation of a step program, 192 bytes. Which fields an op reads is told in program.c. */
+struct step_op {
+    uint32_t kind;
+    uint32_t unit;            /* enum unit: who runs it */
+    uint32_t after;           /* ops [0, after) must be complete before it starts */
+    uint32_t flags;
+    uint32_t layer;
+    uint32_t weight_type;     /* enum storage_type */
+    uint32_t up_type;
+    uint32_t activation;      /* enum feed_forward_kind */
+    uint64_t in;
+    uint64_t in_stride;       /* bytes a token */
+    uint64_t out;
+    uint64_t out_stride;      /* bytes a token */
+    uint64_t out_acts;
+    uint64_t out_acts_stride; /* bytes a token */
+    uint64_t weight;
+    uint64_t up_weight;
+    uint64_t bias;            /* f32 (rows); for OP_ROPE_KV the q norm */
+    uint64_t up_bias;         /* for OP_ROPE_KV the k norm */
+    uint64_t kv;              /* this layer's KV blocks */
+    uint64_t rope;            /* (positions, rotary_dim) f32: cos half, then sin half */
+    uint32_t rows;
+    uint32_t cols;
+    uint32_t num_heads;
+    uint32_t num_kv_heads;
+    uint32_t head_dim;
+    uint32_t rotary_dim;
+    uint32_t rope_layout;
+    uint32_t heads_per_unit;
+    float eps;
+    float scale;
+    uint32_t reserved[6];
+};
+
+/* One executor's place in the arena, 128 bytes. */
+struct executor_record {
+    int32_t pid;
+    uint32_t unit;
+    uint32_t generation;      /* an executor with another generation leaves */
+    uint32_t busy_seq;        /* the step it is in, 0 when idle */
+    uint64_t heartbeat;
+    uint64_t steps;
+    uint64_t kernel_ns;       /* with STEP_TRACE, summed since attach */
+    uint64_t wait_ns;
+    uint64_t scratch;         /* offset of its private scratch */
+    uint64_t scratch_bytes;
+    uint64_t trace;           /* offset of its ring of trace records */
+    uint64_t trace_head;      /* records written since attach */
+    uint32_t seen_seq;        /* the last step rung that it took notice of */
+    uint32_t reserved32;
+    uint64_t reserved[5];
+};
+
+/* One trace record, 64 bytes; the ring holds the latest ones. */
+struct trace_record {
+    uint64_t start_ns;        /* CLOCK_MONOTONIC */
+    uint64_t end_ns;
+    uint64_t wait_ns;         /* waited for earlier ops before start */
+    uint32_t step_seq;
+    uint32_t op_index;
+    uint32_t kind;
+    uint32_t layer;
+    uint32_t num_units;
+    uint32_t executor;
+    uint64_t reserved[2];
+};
+
+struct region { uint64_t offset; uint64_t bytes; };
+
+/* At the arena's base, 4096 bytes reserved. */
+struct arena_header {
+    uint64_t magic;
+    uint32_t layout_version;
+    uint32_t epoch;           /* bumped at each recovery */
+    uint32_t abort;           /* nonzero: unwind the running step */
+    uint32_t stop;            /* nonzero: executors leave */
+    uint64_t arena_bytes;
+    uint64_t board;           /* struct step_board */
+    uint32_t num_executors;
+    uint32_t trace_records;   /* records in each executor's ring */
+    struct region regions[16];
+};
+
+/* What a step is about; written by the coordinator only, guarded by step_seq (board.h). */
+struct step_params {
+    uint32_t program_ops;     /* number of ops */
+    uint32_t num_tokens;
+    uint32_t num_logit_rows;
+    uint32_t flags;
+    uint64_t program;         /* offset of struct step_op[program_ops] */
+    uint32_t num_parties[2];  /* executors by unit */
+    uint32_t spin_limit;      /* polls before a waiter sleeps */
+    uint32_t max_tokens;
+    uint64_t token_ids;       /* int32 [max_tokens] */
+    uint64_t positions;       /* int32 [max_tokens] */
+    uint64_t block_tables;    /* int32 [max_tokens]: index of each token's block table in tables */
+    uint64_t tables;          /* int32 [sequences][table_stride] KV block ids */
+    uint64_t table_stride;
+    uint64_t logit_rows;      /* int32 [max_logit_rows]: token index within the step */
+};
+
+/* Bytes of the step board for programs of up to max_ops ops. */
+size_t board_bytes(uint32_t max_ops);
+/* Format an arena: header and board. `base` is page aligned. */
+void arena_format(void *base, uint64_t arena_bytes, uint64_t board, uint32_t max_ops,
+                  uint32_t num_executors, uint32_t trace_records);
+/* 1 when base holds an arena of this layout. */
+int arena_valid(const void *base);
+struct arena_header *arena_header_at(void *base);
+struct step_params *step_params_at(void *base);
+struct executor_record *executor_at(void *base, uint32_t executor);
+
+/* Announce that the parameters are about to change; returns the new step's number. Fill
+ * step_params_at() between step_open and step_ring. */
+uint32_t step_open(void *base);
+/* Ring the doorbells of the units the program uses. */
+void step_ring(void *base, uint32_t step_seq);
+/* Wait for the step's end: enum step_status. */
+int step_wait(void *base, uint32_t step_seq, int64_t timeout_ns);
+/* Ops complete so far in this step (0 when another step is on the board). */
+uint32_t step_progress(void *base, uint32_t step_seq);
+/* Set the abort word and wake every waiter; clear it again. */
+void step_abort(void *base);
+void step_clear_abort(void *base);
+/* Set the stop word and wake every waiter. */
+void arena_stop(void *base);
+
+/* Take the executor's place; returns its generation (older ones leave). */
+uint32_t executor_attach(void *base, uint32_t executor, uint32_t unit, int32_t pid);
+/* Serve steps until the arena stops, the place is taken over (stale), or slice_ns pass with no
+ * step rung: enum serve_status. Blocks; the caller releases the GIL. */
+int executor_serve(void *base, uint32_t executor, uint32_t generation, int64_t slice_ns);
+
+/* A futex word anywhere in shared memory. Wait while *word == expected, at most timeout_ns; returns
+ * the value read last. */
+uint32_t word_wait(void *word, uint32_t expected, int64_t timeout_ns);
+void word_store_wake(void *word, uint32_t value);
+uint64_t monotonic_ns(void);

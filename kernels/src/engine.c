@@ -1,0 +1,324 @@
+/* Arena header, step board and the executors' loop (board.h tells how a step is shared). */
+#include <assert.h>
+#include <string.h>
+
+#include "board.h"
+
+#define WAIT_SLICE_NS 100000000ll /* every waiter re-reads abort, stop and its place this often */
+
+size_t board_bytes(uint32_t max_ops) {
+    return sizeof(struct step_board) + max_ops * sizeof(struct op_state);
+}
+
+void arena_format(void *base, uint64_t arena_bytes, uint64_t board, uint32_t max_ops,
+                  uint32_t num_executors, uint32_t trace_records) {
+    assert(((uintptr_t)base & 4095) == 0);
+    assert(board >= ARENA_HEADER_BYTES && board + board_bytes(max_ops) <= arena_bytes);
+    assert(num_executors <= MAX_EXECUTORS && max_ops < (1u << PROGRESS_OP_BITS));
+    struct arena_header *header = base;
+    memset(header, 0, ARENA_HEADER_BYTES);
+    memset(at(base, board), 0, board_bytes(max_ops));
+    header->layout_version = ARENA_LAYOUT_VERSION;
+    header->arena_bytes = arena_bytes;
+    header->board = board;
+    header->num_executors = num_executors;
+    header->trace_records = trace_records;
+    board_at(base)->max_ops = max_ops;
+    __atomic_store_n(&header->magic, ARENA_MAGIC, __ATOMIC_RELEASE);
+}
+
+int arena_valid(const void *base) {
+    const struct arena_header *header = base;
+    return __atomic_load_n(&header->magic, __ATOMIC_ACQUIRE) == ARENA_MAGIC &&
+           header->layout_version == ARENA_LAYOUT_VERSION;
+}
+
+struct arena_header *arena_header_at(void *base) { return base; }
+
+struct step_params *step_params_at(void *base) { return &board_at(base)->params; }
+
+struct executor_record *executor_at(void *base, uint32_t executor) {
+    assert(executor < MAX_EXECUTORS);
+    return &board_at(base)->executors[executor];
+}
+
+/* ---- the coordinator's side ---- */
+
+uint32_t step_open(void *base) {
+    struct step_board *board = board_at(base);
+    uint32_t seq = board->step_seq + 1;
+    if (seq == 0) /* 0 means idle in busy_seq */
+        seq = 1;
+    __atomic_store_n(&board->step_seq, seq, __ATOMIC_SEQ_CST);
+    return seq;
+}
+
+void step_ring(void *base, uint32_t step_seq) {
+    struct step_board *board = board_at(base);
+    const struct step_params *params = &board->params;
+    assert(params->program_ops <= board->max_ops);
+    const struct step_op *ops = at(base, params->program);
+    int used[2] = {0, 0};
+    for (uint32_t i = 0; i < params->program_ops; i++)
+        used[ops[i].unit] = 1;
+    __atomic_store_n(&board->progress, progress_word(step_seq, 0), __ATOMIC_SEQ_CST);
+    for (int unit = 0; unit < 2; unit++)
+        if (used[unit])
+            word_store_wake(&board->doorbell[unit], step_seq);
+}
+
+uint32_t step_progress(void *base, uint32_t step_seq) {
+    uint32_t word = __atomic_load_n(&board_at(base)->progress, __ATOMIC_ACQUIRE);
+    return progress_ops(word, step_seq);
+}
+
+static int aborted(const struct arena_header *header) {
+    return __atomic_load_n(&header->abort, __ATOMIC_ACQUIRE) != 0 ||
+           __atomic_load_n(&header->stop, __ATOMIC_ACQUIRE) != 0;
+}
+
+/* Sleep until progress leaves `word` or a slice is over. */
+static void sleep_on_progress(struct step_board *board, uint32_t word, int64_t slice_ns) {
+    __atomic_fetch_add(&board->sleepers, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&board->progress, __ATOMIC_SEQ_CST) == word)
+        futex_wait(&board->progress, word, slice_ns);
+    __atomic_fetch_sub(&board->sleepers, 1, __ATOMIC_SEQ_CST);
+}
+
+int step_wait(void *base, uint32_t step_seq, int64_t timeout_ns) {
+    struct step_board *board = board_at(base);
+    uint64_t end = monotonic_ns() + (uint64_t)timeout_ns;
+    for (;;) {
+        uint32_t finished = __atomic_load_n(&board->finished, __ATOMIC_ACQUIRE);
+        if (finished == step_seq)
+            return STEP_DONE;
+        if (aborted(base))
+            return STEP_ABORTED;
+        int64_t left = (int64_t)(end - monotonic_ns());
+        if (left <= 0)
+            return STEP_TIMEOUT;
+        futex_wait(&board->finished, finished, left < WAIT_SLICE_NS ? left : WAIT_SLICE_NS);
+    }
+}
+
+static void wake_everybody(void *base) {
+    struct step_board *board = board_at(base);
+    futex_wake_all(&board->progress);
+    futex_wake_all(&board->finished);
+    futex_wake_all(&board->doorbell[UNIT_CPU]);
+    futex_wake_all(&board->doorbell[UNIT_NPU]);
+}
+
+void step_abort(void *base) {
+    struct arena_header *header = base;
+    __atomic_store_n(&header->abort, 1, __ATOMIC_SEQ_CST);
+    wake_everybody(base);
+}
+
+void step_clear_abort(void *base) {
+    struct arena_header *header = base;
+    __atomic_store_n(&header->abort, 0, __ATOMIC_SEQ_CST);
+}
+
+void arena_stop(void *base) {
+    struct arena_header *header = base;
+    __atomic_store_n(&header->stop, 1, __ATOMIC_SEQ_CST);
+    wake_everybody(base);
+}
+
+/* ---- the executors' side ---- */
+
+uint32_t executor_attach(void *base, uint32_t executor, uint32_t unit, int32_t pid) {
+    struct executor_record *record = executor_at(base, executor);
+    record->unit = unit;
+    record->pid = pid;
+    record->kernel_ns = record->wait_ns = record->steps = 0;
+    record->trace_head = 0;
+    record->seen_seq = __atomic_load_n(&board_at(base)->doorbell[unit], __ATOMIC_ACQUIRE);
+    __atomic_store_n(&record->busy_seq, 0, __ATOMIC_SEQ_CST);
+    return __atomic_add_fetch(&record->generation, 1, __ATOMIC_SEQ_CST);
+}
+
+struct walker { /* one executor inside one step */
+    void *base;
+    struct step_board *board;
+    struct executor_record *record;
+    uint32_t executor;
+    uint32_t generation;
+    uint32_t seq;
+    struct step_params step;
+};
+
+static int must_leave(const struct walker *w) {
+    return aborted(w->base) ||
+           __atomic_load_n(&w->record->generation, __ATOMIC_ACQUIRE) != w->generation;
+}
+
+/* Claim the next units of an op: the first of them, or num_units when none is left. -1 in *stale
+ * when a newer step owns the word. */
+static uint32_t claim(struct walker *w, struct op_state *state, uint32_t num_units, uint32_t chunk,
+                      int *stale) {
+    uint64_t word = __atomic_load_n(&state->claimed, __ATOMIC_ACQUIRE);
+    for (;;) {
+        uint32_t owner = (uint32_t)(word >> 32);
+        uint32_t taken = owner == w->seq ? (uint32_t)word : 0;
+        if (owner != w->seq && (int32_t)(owner - w->seq) > 0) {
+            *stale = -1;
+            return num_units;
+        }
+        if (taken >= num_units)
+            return num_units;
+        uint32_t next = num_units - taken > chunk ? taken + chunk : num_units;
+        if (__atomic_compare_exchange_n(&state->claimed, &word, (uint64_t)w->seq << 32 | next, 0,
+                                        __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+            return taken;
+    }
+}
+
+static void count_done(struct walker *w, struct op_state *state, uint32_t num_units) {
+    uint64_t word = __atomic_load_n(&state->done, __ATOMIC_ACQUIRE);
+    uint64_t next;
+    do {
+        uint32_t done = (uint32_t)(word >> 32) == w->seq ? (uint32_t)word : 0;
+        next = (uint64_t)w->seq << 32 | (done + num_units);
+    } while (!__atomic_compare_exchange_n(&state->done, &word, next, 0, __ATOMIC_SEQ_CST,
+                                          __ATOMIC_ACQUIRE));
+}
+
+/* Move progress over every op that is complete; wake sleepers when it moved. */
+static void advance(struct walker *w, const struct step_op *ops) {
+    struct step_board *board = w->board;
+    int moved = 0;
+    for (;;) {
+        uint32_t word = __atomic_load_n(&board->progress, __ATOMIC_SEQ_CST);
+        uint32_t index = progress_ops(word, w->seq);
+        if (word != progress_word(w->seq, index) || index >= w->step.program_ops)
+            break;
+        uint32_t num_units = op_num_units(&ops[index], &w->step);
+        uint64_t want = (uint64_t)w->seq << 32 | num_units;
+        if (num_units && __atomic_load_n(&board->ops[index].done, __ATOMIC_SEQ_CST) != want)
+            break;
+        if (__atomic_compare_exchange_n(&board->progress, &word, progress_word(w->seq, index + 1),
+                                        0, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE)) {
+            moved = 1;
+            if (index + 1 == w->step.program_ops)
+                word_store_wake(&board->finished, w->seq);
+        }
+    }
+    if (moved && __atomic_load_n(&board->sleepers, __ATOMIC_SEQ_CST) != 0)
+        futex_wake_all(&board->progress);
+}
+
+/* Wait until ops [0, after) are complete: 0, or -1 when the step is over for this executor. */
+static int wait_for_ops(struct walker *w, uint32_t after) {
+    struct step_board *board = w->board;
+    for (uint32_t polls = 0;; polls++) {
+        uint32_t word = __atomic_load_n(&board->progress, __ATOMIC_ACQUIRE);
+        if ((word >> PROGRESS_OP_BITS) != (w->seq & ((1u << (32 - PROGRESS_OP_BITS)) - 1)))
+            return -1;
+        if (progress_ops(word, w->seq) >= after)
+            return 0;
+        if (polls < w->step.spin_limit) {
+            spin_pause();
+            continue;
+        }
+        if (must_leave(w))
+            return -1;
+        __atomic_fetch_add(&w->record->heartbeat, 1, __ATOMIC_RELAXED);
+        sleep_on_progress(board, word, WAIT_SLICE_NS);
+    }
+}
+
+/* Small ops by single units; big ones in about eight claims an executor. */
+static uint32_t claim_chunk(const struct walker *w, const struct step_op *op, uint32_t num_units) {
+    uint32_t parties = w->step.num_parties[op->unit];
+    uint32_t chunk = num_units / (8 * (parties ? parties : 1));
+    return chunk ? chunk : 1;
+}
+
+static void trace_op(struct walker *w, uint32_t index, const struct step_op *op, uint64_t wait_ns,
+                     uint64_t start_ns, uint32_t num_units) {
+    uint64_t end_ns = monotonic_ns();
+    w->record->kernel_ns += end_ns - start_ns;
+    w->record->wait_ns += wait_ns;
+    uint32_t capacity = ((struct arena_header *)w->base)->trace_records;
+    if (capacity == 0)
+        return;
+    struct trace_record *ring = at(w->base, w->record->trace);
+    struct trace_record *slot = &ring[w->record->trace_head % capacity];
+    *slot = (struct trace_record){start_ns, end_ns, wait_ns, w->seq, index, op->kind,
+                                  op->layer, num_units, w->executor, {0, 0}};
+    __atomic_store_n(&w->record->trace_head, w->record->trace_head + 1, __ATOMIC_RELEASE);
+}
+
+/* Take part in one op: 0, or -1 when the step is over for this executor. */
+static int walk_op(struct walker *w, const struct step_op *ops, uint32_t index) {
+    const struct step_op *op = &ops[index];
+    int trace = (w->step.flags & STEP_TRACE) != 0;
+    uint64_t before_ns = trace ? monotonic_ns() : 0;
+    if (wait_for_ops(w, op->after) != 0)
+        return -1;
+    uint64_t start_ns = trace ? monotonic_ns() : 0;
+    struct op_state *state = &w->board->ops[index];
+    uint32_t num_units = op_num_units(op, &w->step);
+    uint32_t chunk = claim_chunk(w, op, num_units);
+    uint32_t mine = 0;
+    int stale = 0;
+    for (;;) {
+        uint32_t first = claim(w, state, num_units, chunk, &stale);
+        if (first >= num_units)
+            break;
+        uint32_t last = num_units - first > chunk ? first + chunk : num_units;
+        if ((w->step.flags & STEP_DRY) == 0)
+            op_run(w->base, op, &w->step, w->record, first, last);
+        count_done(w, state, last - first);
+        __atomic_fetch_add(&w->record->heartbeat, 1, __ATOMIC_RELAXED);
+        mine += last - first;
+        if (must_leave(w))
+            return -1;
+    }
+    if (mine)
+        advance(w, ops);
+    if (trace && mine)
+        trace_op(w, index, op, start_ns - before_ns, start_ns, mine);
+    return stale;
+}
+
+static void walk_step(struct walker *w) {
+    const struct step_op *ops = at(w->base, w->step.program);
+    for (uint32_t index = 0; index < w->step.program_ops; index++)
+        if (ops[index].unit == w->record->unit && walk_op(w, ops, index) != 0)
+            return;
+    w->record->steps++;
+}
+
+int executor_serve(void *base, uint32_t executor, uint32_t generation, int64_t slice_ns) {
+    struct arena_header *header = base;
+    struct walker w = {base, board_at(base), executor_at(base, executor), executor, generation, 0,
+                       {0}};
+    uint32_t *doorbell = &w.board->doorbell[w.record->unit];
+    uint64_t end = monotonic_ns() + (uint64_t)slice_ns;
+    for (;;) {
+        if (__atomic_load_n(&header->stop, __ATOMIC_ACQUIRE) != 0)
+            return SERVE_STOPPED;
+        if (__atomic_load_n(&w.record->generation, __ATOMIC_ACQUIRE) != generation)
+            return SERVE_STALE;
+        uint32_t rung = __atomic_load_n(doorbell, __ATOMIC_ACQUIRE);
+        if (rung == w.record->seen_seq) {
+            int64_t left = (int64_t)(end - monotonic_ns());
+            if (left <= 0)
+                return SERVE_SLICE;
+            futex_wait(doorbell, rung, left);
+            continue;
+        }
+        w.record->seen_seq = rung;
+        w.seq = rung;
+        __atomic_store_n(&w.record->busy_seq, rung, __ATOMIC_SEQ_CST);
+        w.step = w.board->params;
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        if (__atomic_load_n(&w.board->step_seq, __ATOMIC_ACQUIRE) == rung && !aborted(base))
+            walk_step(&w);
+        __atomic_store_n(&w.record->busy_seq, 0, __ATOMIC_SEQ_CST);
+        __atomic_fetch_add(&w.record->heartbeat, 1, __ATOMIC_RELAXED);
+    }
+}
