@@ -1,0 +1,134 @@
+/* Scalar kernels over floats: the specification of norms, activations, softmax, attention. */
+#ifndef POLYNEURON_SCALAR_FLOAT_H
+#define POLYNEURON_SCALAR_FLOAT_H
+
+#include <math.h>
+
+#include "blocks.h"
+#include "numeric.h"
+
+static void rmsnorm_scalar(float *out, const float *x, const float *w, size_t n, float eps)
+{
+    float lane[16] = {0};
+    for (size_t i = 0; i < n; i++)
+        lane[i % 16] += x[i] * x[i];
+    float mean = tree_sum_16(lane) / (float)n;
+    float inverse = 1.0f / sqrtf(mean + eps);
+    for (size_t i = 0; i < n; i++)
+        out[i] = x[i] * inverse * w[i];
+}
+
+static void add_scalar(float *out, const float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        out[i] += x[i];
+}
+
+static void feed_forward_act_scalar(int kind, float *out, const float *gate, const float *up,
+                                    size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        switch (kind) {
+        case FEED_FORWARD_SILU: out[i] = gate[i] / (1.0f + exp_one(-gate[i])) * up[i]; break;
+        case FEED_FORWARD_REGLU: out[i] = relu_one(gate[i]) * up[i]; break;
+        case FEED_FORWARD_DRELU: out[i] = relu_one(gate[i]) * relu_one(up[i]); break;
+        case FEED_FORWARD_RELU: out[i] = relu_one(up[i]); break;
+        }
+}
+
+static void rope_head_scalar(int layout, float *x, const float *cos_row, const float *sin_row,
+                             size_t rotary_dim)
+{
+    const size_t half = rotary_dim / 2;
+    for (size_t i = 0; i < half; i++) {
+        float *first = layout == ROPE_INTERLEAVED ? x + 2 * i : x + i;
+        float *second = layout == ROPE_INTERLEAVED ? x + 2 * i + 1 : x + i + half;
+        float a = *first, b = *second;
+        *first = a * cos_row[i] - b * sin_row[i];
+        *second = a * sin_row[i] + b * cos_row[i];
+    }
+}
+
+static void exp_scalar(float *out, const float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        out[i] = exp_one(x[i]);
+}
+
+/* x becomes exp(x - max x); returns the sum over 16 lanes. */
+static float exp_and_sum_scalar(float *x, size_t n)
+{
+    float largest = -INFINITY;
+    for (size_t i = 0; i < n; i++)
+        largest = x[i] > largest ? x[i] : largest;
+    float lane[16] = {0};
+    for (size_t i = 0; i < n; i++) {
+        x[i] = exp_one(x[i] - largest);
+        lane[i % 16] += x[i];
+    }
+    return tree_sum_16(lane);
+}
+
+static void softmax_scalar(float *x, size_t n)
+{
+    float sum = exp_and_sum_scalar(x, n);
+    for (size_t i = 0; i < n; i++)
+        x[i] = x[i] / sum;
+}
+
+static size_t argmax_scalar(const float *x, size_t n)
+{
+    size_t best = 0;
+    float largest = -INFINITY;
+    for (size_t i = 0; i < n; i++)
+        if (x[i] > largest) {
+            largest = x[i];
+            best = i;
+        }
+    return best;
+}
+
+static void kv_write_scalar(void *kv_block, size_t slot, const float *k, const float *v,
+                            size_t head_dim)
+{
+    uint16_t *k_cols = kv_block;
+    uint16_t *v_rows = k_cols + head_dim * KV_BLOCK_TOKENS;
+    for (size_t d = 0; d < head_dim; d++) {
+        k_cols[d * KV_BLOCK_TOKENS + slot] = f16_of_f32(k[d]);
+        v_rows[slot * head_dim + d] = f16_of_f32(v[d]);
+    }
+}
+
+/* q (num_queries, head_dim), kv (blocks) -> out (num_queries, head_dim) */
+static void attention_heads_scalar(float *out, const float *q, size_t num_queries,
+                                   size_t head_dim, const void *kv, const int32_t *block_table,
+                                   size_t block_stride, size_t num_positions, float scale,
+                                   float *scratch)
+{
+    for (size_t h = 0; h < num_queries; h++, q += head_dim, out += head_dim) {
+        for (size_t p = 0; p < num_positions; p++) {
+            const char *block = (const char *)kv
+                + (size_t)block_table[p / KV_BLOCK_TOKENS] * block_stride;
+            const uint16_t *k_cols = (const uint16_t *)block + p % KV_BLOCK_TOKENS;
+            float score = 0.0f;
+            for (size_t d = 0; d < head_dim; d++)
+                score += q[d] * f32_of_f16(k_cols[d * KV_BLOCK_TOKENS]);
+            scratch[p] = score * scale;
+        }
+        float sum = exp_and_sum_scalar(scratch, num_positions);
+        for (size_t d = 0; d < head_dim; d++)
+            out[d] = 0.0f;
+        for (size_t p = 0; p < num_positions; p++) {
+            const char *block = (const char *)kv
+                + (size_t)block_table[p / KV_BLOCK_TOKENS] * block_stride;
+            const uint16_t *v_row = (const uint16_t *)block
+                + head_dim * (KV_BLOCK_TOKENS + p % KV_BLOCK_TOKENS);
+            for (size_t d = 0; d < head_dim; d++)
+                out[d] += scratch[p] * f32_of_f16(v_row[d]);
+        }
+        for (size_t d = 0; d < head_dim; d++)
+            out[d] = out[d] / sum;
+    }
+}
+
+#endif
