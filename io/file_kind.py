@@ -1,0 +1,64 @@
+"""Says by its first bytes what a file is that is not a GGUF."""
+
+import os
+import stat
+from pathlib import Path
+
+from polyneuron.errors import FormatError, UnsupportedError
+
+GGUF_MAGIC = b"GGUF"
+HEAD_BYTES = 64
+
+_PLAIN = (
+    (b"PK\x03\x04", "a zip archive (a PyTorch checkpoint?)"),
+    (b"lmgg", "an old GGML file, from before GGUF"),
+    (b"fmgg", "an old GGML file, from before GGUF"),
+    (b"tjgg", "an old GGML file, from before GGUF"),
+    (b"algg", "an old GGML LoRA adapter"),
+    (b"\x1f\x8b", "gzip-compressed; unpack it first"),
+    (b"\x28\xb5\x2f\xfd", "zstd-compressed; unpack it first"),
+    (b"\x7fELF", "a program"),
+    (b"{", "JSON text"),
+)
+
+
+def check_regular_file(path: Path) -> None:
+    """FormatError unless `path` is a readable regular file that is not empty."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise FormatError(f"{path}: {reason}; give the path of a .gguf file") from None
+    if stat.S_ISDIR(status.st_mode):
+        raise FormatError(f"{path}: a directory; give the path of a .gguf file")
+    if not stat.S_ISREG(status.st_mode):
+        raise FormatError(f"{path}: not a regular file; give the path of a .gguf file")
+    if status.st_size == 0:
+        raise FormatError(f"{path}: empty (0 bytes); fetch the file again")
+
+
+def check_gguf_magic(path: Path, head: bytes) -> None:
+    """FormatError saying what the file looks like, unless `head` starts as a GGUF."""
+    if head.startswith(GGUF_MAGIC):
+        return
+    if head.startswith(b"PWRI"):
+        raise UnsupportedError(f"{path}: a PowerInfer GGUF (PWRI), which this version cannot read")
+    raise FormatError(f"{path}: not a GGUF: {_describe(head)}")
+
+
+def _describe(head: bytes) -> str:
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if text.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):
+        return "an HTML page (a login or error page saved in place of the model?); fetch it again"
+    if text.startswith(b"version https://git-lfs"):
+        return "a Git-LFS pointer; run `git lfs pull` to fetch the model itself"
+    if len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 32:
+        return "safetensors; convert it to GGUF first"
+    if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        return "a Python pickle (a PyTorch checkpoint?); convert it to GGUF first"
+    for prefix, meaning in _PLAIN:
+        if head.startswith(prefix):
+            return meaning
+    if GGUF_MAGIC.startswith(head) or head.startswith(b"FUGG"):
+        return "cut off inside the magic" if len(head) < 4 else "its byte order is reversed"
+    return f"it starts with {head[:8]!r}"

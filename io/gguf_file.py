@@ -1,0 +1,244 @@
+"""Our own bounded reader of GGUF headers: metadata and the tensor table, never tensor data.
+
+The `gguf` package's reader builds one numpy view per vocabulary string and trusts its input; this
+one maps the file, walks the header once and checks every count, product and offset first.
+"""
+
+import math
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyneuron.errors import FormatError, UnsupportedError
+from polyneuron.io.file_kind import HEAD_BYTES, check_gguf_magic, check_regular_file
+from polyneuron.io.ggml_types import GGML_TYPES, SUPPORTED_NAMES, type_name, why_unsupported
+from polyneuron.io.gguf_values import U32, U64, GgufReader, quoted
+
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+MAX_DIMS = 4
+MAX_KEYS = 1 << 16
+MAX_TENSORS = 1 << 17
+MAX_VALUES = 1 << 48  # of one tensor
+MIN_KEY_BYTES = 8 + 4 + 1
+MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """One row of the tensor table; `shape` is row-major, `offset` counts from the file's start."""
+
+    name: str
+    type_id: int
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+    """Of a type this version does not know: the room up to the next tensor."""
+
+    @property
+    def type_name(self) -> str:
+        """Name of the ggml type."""
+        return type_name(self.type_id)
+
+    @property
+    def num_cols(self) -> int:
+        """Values in a row: the innermost dimension."""
+        return self.shape[-1]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of `num_cols` values; 1 for a vector."""
+        return math.prod(self.shape[:-1])
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row; rows follow each other without gaps."""
+        return self.num_bytes // self.num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """What a GGUF says before its tensor data."""
+
+    path: Path
+    version: int
+    metadata: dict[str, Any]
+    tensors: tuple[GgufTensor, ...]
+    alignment: int
+    data_offset: int
+    file_bytes: int
+    by_name: dict[str, GgufTensor]
+
+    def tensor(self, name: str) -> GgufTensor:
+        """The tensor of that name, or FormatError naming file and tensor."""
+        found = self.by_name.get(name)
+        if found is None:
+            raise FormatError(f"{self.path}: tensor {quoted(name)} is missing")
+        return found
+
+
+def read_header(path: Path | str) -> GgufHeader:
+    """Read and check the header of a GGUF; FormatError in one line when it is anything else."""
+    path = Path(path)
+    check_regular_file(path)
+    try:
+        with path.open("rb") as file:
+            check_gguf_magic(path, file.read(HEAD_BYTES))
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+                return _parse(path, GgufReader(str(path), view))
+    except OSError as error:
+        raise FormatError(f"{path}: {error.strerror or error}") from None
+
+
+def check_supported(header: GgufHeader) -> None:
+    """UnsupportedError when the file is part of a split model or holds a tensor type not read."""
+    num_parts = header.metadata.get("split.count", 1)
+    if isinstance(num_parts, int) and num_parts > 1:
+        part = header.metadata.get("split.no", 0)
+        part_text = part + 1 if isinstance(part, int) else "?"
+        raise UnsupportedError(
+            f"{header.path}: part {part_text} of a model split into {num_parts} files, which this "
+            "version cannot read; join them with llama-gguf-split --merge"
+        )
+    for tensor in header.tensors:
+        reason = why_unsupported(tensor.type_id)
+        if reason is not None:
+            raise UnsupportedError(
+                f"{header.path}: tensor {quoted(tensor.name)} has type {reason}; "
+                f"supported: {SUPPORTED_NAMES}"
+            )
+
+
+def _parse(path: Path, reader: GgufReader) -> GgufHeader:
+    reader.position = 4
+    version = _read_version(reader)
+    num_tensors, num_keys = reader.scalar(U64), reader.scalar(U64)
+    for count, limit, min_bytes, what in (
+        (num_keys, MAX_KEYS, MIN_KEY_BYTES, "metadata keys"),
+        (num_tensors, MAX_TENSORS, MIN_TENSOR_BYTES, "tensors"),
+    ):
+        if count > limit or count * min_bytes > reader.num_left:
+            reader.fail(
+                f"the header claims {count:,} {what}, more than {limit:,} or than the file's "
+                f"{reader.num_bytes:,} bytes can hold; damaged or cut off"
+            )
+    metadata = _read_metadata(reader, num_keys)
+    alignment = _alignment(reader, metadata)
+    rows = _read_table(reader, num_tensors)
+    data_offset = -(-reader.position // alignment) * alignment
+    tensors = _place_tensors(reader, rows, data_offset, alignment)
+    return GgufHeader(
+        path=path,
+        version=version,
+        metadata=metadata,
+        tensors=tensors,
+        alignment=alignment,
+        data_offset=data_offset,
+        file_bytes=reader.num_bytes,
+        by_name={tensor.name: tensor for tensor in tensors},
+    )
+
+
+def _read_version(reader: GgufReader) -> int:
+    version: int = reader.scalar(U32)
+    if version & 0xFFFF == 0 and version:
+        reader.fail("a big-endian GGUF; convert it to little-endian with gguf_convert_endian.py")
+    if version not in VERSIONS:
+        age = "newer" if version > max(VERSIONS) else "older"
+        reader.fail(f"GGUF version {version} is {age} than the supported ones, 2 and 3")
+    return version
+
+
+def _read_metadata(reader: GgufReader, num_keys: int) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
+    for index in range(num_keys):
+        reader.place = f"metadata key {index} of {num_keys}"
+        key = reader.string()
+        if key in metadata:
+            reader.fail(f"metadata key {quoted(key)} appears twice; damaged header")
+        reader.place = f"metadata key {quoted(key)}"
+        metadata[key] = reader.value()
+    return metadata
+
+
+def _alignment(reader: GgufReader, metadata: dict[str, Any]) -> int:
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    is_power = isinstance(alignment, int) and alignment >= 8 and alignment & (alignment - 1) == 0
+    if not is_power:
+        shown = quoted(str(alignment))
+        reader.fail(f"general.alignment is {shown}; it must be a power of two of at least 8")
+    return int(alignment)
+
+
+def _read_table(
+    reader: GgufReader, num_tensors: int
+) -> list[tuple[str, int, tuple[int, ...], int]]:
+    """Name, type, row-major shape and relative offset of each tensor."""
+    rows = []
+    names: set[str] = set()
+    for index in range(num_tensors):
+        reader.place = f"tensor entry {index} of {num_tensors}"
+        name = reader.string()
+        if name in names:
+            reader.fail(f"tensor {quoted(name)} appears twice; damaged header")
+        names.add(name)
+        reader.place = f"the entry of tensor {quoted(name)}"
+        num_dims = reader.scalar(U32)
+        if not 1 <= num_dims <= MAX_DIMS:
+            reader.fail(
+                f"tensor {quoted(name)} has {num_dims} dimensions; 1 to {MAX_DIMS} expected"
+            )
+        shape = tuple(reader.scalar(U64) for _ in range(num_dims))[::-1]
+        if math.prod(shape) > MAX_VALUES or min(shape) == 0:
+            reader.fail(f"tensor {quoted(name)} has the impossible shape {shape}; damaged header")
+        rows.append((name, reader.scalar(U32), shape, reader.scalar(U64)))
+    return rows
+
+
+def _place_tensors(
+    reader: GgufReader,
+    rows: list[tuple[str, int, tuple[int, ...], int]],
+    data_offset: int,
+    alignment: int,
+) -> tuple[GgufTensor, ...]:
+    """Absolute offsets and byte counts, checked for alignment, overlap and the file's end."""
+    by_offset = sorted(range(len(rows)), key=lambda index: rows[index][3])
+    tensors: dict[int, GgufTensor] = {}
+    end, previous = data_offset, ""
+    for rank, index in enumerate(by_offset):
+        name, type_id, shape, relative = rows[index]
+        offset = data_offset + relative
+        if relative % alignment:
+            reader.fail(f"tensor {quoted(name)} lies at {relative}, not a multiple of {alignment}")
+        if offset < end:
+            reader.fail(f"tensors {quoted(previous)} and {quoted(name)} overlap; damaged header")
+        num_bytes = _tensor_bytes(reader, name, type_id, shape)
+        if num_bytes is None:
+            is_last = rank + 1 == len(by_offset)
+            following = reader.num_bytes - data_offset if is_last else rows[by_offset[rank + 1]][3]
+            num_bytes = max(following - relative, 0)
+        tensors[index] = GgufTensor(name, type_id, shape, offset, num_bytes)
+        end, previous = offset + num_bytes, name
+    if tensors and end > reader.num_bytes:
+        num_missing = end - reader.num_bytes
+        reader.fail(
+            f"{num_missing:,} bytes are missing: tensor {quoted(previous)} ends at byte {end:,}, "
+            f"the file at {reader.num_bytes:,}; fetch it again"
+        )
+    return tuple(tensors[index] for index in range(len(rows)))
+
+
+def _tensor_bytes(
+    reader: GgufReader, name: str, type_id: int, shape: tuple[int, ...]
+) -> int | None:
+    """Bytes of a tensor, or None when the type's block size is not known."""
+    known = GGML_TYPES.get(type_id)
+    if known is None:
+        return None
+    if shape[-1] % known.block_values:
+        reader.fail(
+            f"tensor {quoted(name)} has rows of {shape[-1]} values, not a multiple of the "
+            f"{known.block_values} that a {known.name} block holds"
+        )
+    return math.prod(shape) // known.block_values * known.block_bytes
