@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from polyneuron.errors import FormatError, UnsupportedError
 from polyneuron.io.file_kind import HEAD_BYTES, check_gguf_magic, check_regular_file
 from polyneuron.io.ggml_types import GGML_TYPES, SUPPORTED_NAMES, type_name, why_unsupported
@@ -21,6 +24,7 @@ MAX_DIMS = 4
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 17
 MAX_VALUES = 1 << 48  # of one tensor
+MAX_VECTOR_BYTES = 1 << 16
 MIN_KEY_BYTES = 8 + 4 + 1
 MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
 
@@ -242,3 +246,18 @@ def _tensor_bytes(
             f"{known.block_values} that a {known.name} block holds"
         )
     return math.prod(shape) // known.block_values * known.block_bytes
+
+
+def read_vector(header: GgufHeader, tensor: GgufTensor) -> NDArray[np.float32]:
+    """The values of a small F32 vector that belongs to the hyper-parameters (rope_freqs)."""
+    if tensor.type_id != 0 or len(tensor.shape) != 1 or tensor.num_bytes > MAX_VECTOR_BYTES:
+        raise FormatError(
+            f"{header.path}: tensor {quoted(tensor.name)} is {tensor.type_name} of shape "
+            f"{tensor.shape}; a short F32 vector is expected"
+        )
+    with header.path.open("rb") as file:
+        file.seek(tensor.offset)
+        raw = file.read(tensor.num_bytes)
+    if len(raw) != tensor.num_bytes:
+        raise FormatError(f"{header.path}: cut off inside tensor {quoted(tensor.name)}")
+    return np.frombuffer(raw, dtype="<f4").astype(np.float32)

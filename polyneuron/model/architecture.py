@@ -1,0 +1,227 @@
+"""Model families as data, and the check of a GGUF against one of them."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from polyneuron.errors import FormatError, UnsupportedError
+from polyneuron.io.gguf_file import GgufHeader
+from polyneuron.io.gguf_values import quoted
+from polyneuron.model.metadata import ModelKeys
+from polyneuron.model.rope import ROPE_FREQS, read_rope
+from polyneuron.model.spec import FeedForward, ModelSpec, RopeLayout, tensor_shapes
+
+MAX_NAMED = 5
+
+
+class Presence(Enum):
+    """Whether a family's files hold a tensor."""
+
+    ABSENT = "absent"
+    OPTIONAL = "optional"
+    REQUIRED = "required"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What every model of one `general.architecture` has in common."""
+
+    name: str
+    rope_layout: RopeLayout = RopeLayout.INTERLEAVED
+    feed_forward: FeedForward = FeedForward.SILU
+    qkv_bias: Presence = Presence.OPTIONAL
+    qk_norm: bool = False
+
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        Family("llama"),
+        Family("mistral"),
+        Family("qwen2", RopeLayout.HALVES, qkv_bias=Presence.REQUIRED),
+        Family("qwen3", RopeLayout.HALVES, qkv_bias=Presence.ABSENT, qk_norm=True),
+        Family("bamboo", feed_forward=FeedForward.DRELU, qkv_bias=Presence.ABSENT),
+    )
+}
+SUPPORTED_FAMILIES = " ".join(FAMILIES)
+
+# Converters name no activation: a file that departs from its family's says so by this key, or, as
+# PowerInfer's own converter does for ReLU models, by a sparsity threshold.
+ACTIVATION_KEY = "feed_forward_activation"
+SPARSE_THRESHOLD = "powerinfer.sparse_threshold"
+ACTIVATIONS = {
+    ("silu", True): FeedForward.SILU,
+    ("relu", True): FeedForward.REGLU,
+    ("reglu", True): FeedForward.REGLU,
+    ("drelu", True): FeedForward.DRELU,
+    ("relu", False): FeedForward.RELU,
+}
+
+# Keys that would change the arithmetic of a supported family, with their neutral values.
+NEUTRAL_KEYS: tuple[tuple[str, tuple[object, ...]], ...] = (
+    ("expert_count", (0,)),
+    ("attention.scale", (0.0,)),
+    ("attention.clamp_kqv", (0.0,)),
+    ("attention.max_alibi_bias", (0.0,)),
+    ("attention.causal", (True,)),
+    ("attn_logit_softcapping", (0.0,)),
+    ("final_logit_softcapping", (0.0,)),
+    ("logit_scale", (0.0, 1.0)),
+    ("residual_scale", (0.0, 1.0)),
+    ("embedding_scale", (0.0, 1.0)),
+    ("use_parallel_residual", (False,)),
+    ("tensor_data_layout", ("reference", "Meta AI original pth")),
+)
+
+
+def describe(header: GgufHeader) -> ModelSpec:
+    """The model a GGUF holds; every tensor it needs is there with the shape it must have."""
+    family = _family(header)
+    keys = ModelKeys(header, family.name)
+    for key, neutral in NEUTRAL_KEYS:
+        keys.refuse_unless(key, *neutral)
+    spec = _read_spec(keys, family)
+    _check_window(keys, spec)
+    _check_tensors(header, spec)
+    return spec
+
+
+def _family(header: GgufHeader) -> Family:
+    kind = header.metadata.get("general.type", "model")
+    architecture = header.metadata.get("general.architecture")
+    if kind == "adapter":
+        raise UnsupportedError(
+            f"{header.path}: a LoRA adapter, not a model; merge it into its base"
+        )
+    if architecture == "clip" or kind in ("mmproj", "vision", "projector"):
+        raise UnsupportedError(
+            f"{header.path}: a multimodal projector, not a language model; give the model's own file"
+        )
+    if kind == "imatrix" or (not architecture and "imatrix.datasets" in header.metadata):
+        raise UnsupportedError(f"{header.path}: an importance matrix, not a model")
+    if not header.tensors and not architecture:
+        raise FormatError(f"{header.path}: no general.architecture and no tensors: an empty GGUF")
+    if not isinstance(architecture, str) or not architecture:
+        raise FormatError(f"{header.path}: metadata key missing: general.architecture")
+    if architecture not in FAMILIES:
+        raise UnsupportedError(
+            f"{header.path}: architecture {quoted(architecture)} is not supported; "
+            f"supported: {SUPPORTED_FAMILIES}"
+        )
+    if not header.tensors:
+        only = "a vocabulary only" if "tokenizer.ggml.tokens" in header.metadata else "no tensors"
+        raise FormatError(f"{header.path}: holds {only}; a model's tensors are expected")
+    return FAMILIES[architecture]
+
+
+def _read_spec(keys: ModelKeys, family: Family) -> ModelSpec:
+    header = keys.header
+    num_heads, d_model = keys.count("attention.head_count"), keys.count("embedding_length")
+    num_kv_heads = keys.count("attention.head_count_kv", num_heads)
+    num_layers, d_ff = keys.count("block_count"), keys.count("feed_forward_length")
+    context_length = keys.count("context_length")
+    norm_eps = keys.number("attention.layer_norm_rms_epsilon")
+    head_dim = keys.count("attention.key_length", max(d_model // num_heads, 1))
+    keys.refuse_unless("attention.value_length", head_dim)
+    rope = read_rope(keys, family.rope_layout, head_dim)
+    keys.raise_if_missing()
+    if num_heads % num_kv_heads:
+        keys.fail(f"{num_heads} attention heads cannot share {num_kv_heads} key-value heads")
+    if num_layers > len(header.tensors):
+        keys.fail(
+            f"{family.name}.block_count is {num_layers}, but there are {len(header.tensors)} tensors"
+        )
+    return ModelSpec(
+        family=family.name,
+        name=str(header.metadata.get("general.name", header.path.stem)),
+        num_layers=num_layers,
+        d_model=d_model,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        d_ff=d_ff,
+        vocab_size=_vocab_size(keys),
+        context_length=context_length,
+        norm_eps=norm_eps,
+        rope=rope,
+        feed_forward=_feed_forward(keys, family),
+        qk_norm=family.qk_norm,
+        qkv_bias=_has_bias(header, family.qkv_bias, "attn_q.bias"),
+        output_bias=_has_bias(header, Presence.OPTIONAL, "attn_output.bias"),
+        tied_head="output.weight" not in header.by_name,
+    )
+
+
+def _has_bias(header: GgufHeader, presence: Presence, role: str) -> bool:
+    if presence is Presence.OPTIONAL:
+        return f"blk.0.{role}" in header.by_name
+    return presence is Presence.REQUIRED
+
+
+def _feed_forward(keys: ModelKeys, family: Family) -> FeedForward:
+    has_gate = "blk.0.ffn_gate.weight" in keys.header.by_name
+    name = keys.text(ACTIVATION_KEY)
+    if name is None and SPARSE_THRESHOLD in keys.header.metadata and family.name == "llama":
+        name = "relu"
+    if name is None:
+        return family.feed_forward
+    found = ACTIVATIONS.get((name, has_gate))
+    if found is None:
+        gate = "with" if has_gate else "without"
+        keys.unsupported(
+            f"{family.name}.{ACTIVATION_KEY} is {quoted(name)} {gate} a gate matrix; supported: "
+            "silu relu reglu drelu with a gate, relu without"
+        )
+    return found
+
+
+def _vocab_size(keys: ModelKeys) -> int:
+    """Rows of the embedding, which every other count of the vocabulary must agree with."""
+    header = keys.header
+    embedding = header.by_name.get("token_embd.weight")
+    if embedding is None:
+        keys.fail("tensors missing: token_embd.weight")
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    for what, count in (
+        (f"{keys.architecture}.vocab_size", keys.get("vocab_size")),
+        ("the number of tokenizer.ggml.tokens", len(tokens) if isinstance(tokens, list) else None),
+    ):
+        if count is not None and count != embedding.num_rows:
+            keys.fail(f"{what} is {count}, but token_embd.weight has {embedding.num_rows} rows")
+    return embedding.num_rows
+
+
+def _check_window(keys: ModelKeys, spec: ModelSpec) -> None:
+    window = keys.get("attention.sliding_window")
+    reaches_all = isinstance(window, int) and (window == 0 or window >= spec.context_length)
+    if window is not None and not reaches_all:
+        shown = quoted(str(window.tolist() if isinstance(window, np.ndarray) else window))
+        keys.unsupported(
+            f"sliding-window attention ({spec.family}.attention.sliding_window = {shown}) is not "
+            f"supported; supported: {SUPPORTED_FAMILIES} with full attention"
+        )
+
+
+def _check_tensors(header: GgufHeader, spec: ModelSpec) -> None:
+    expected = tensor_shapes(spec)
+    missing = [name for name in expected if name not in header.by_name]
+    if missing:
+        raise FormatError(f"{header.path}: tensors missing: {_some(missing)}")
+    for name, shape in expected.items():
+        found = header.by_name[name].shape
+        if found != shape:
+            raise FormatError(
+                f"{header.path}: tensor {name} has shape {found}, but the metadata ask for {shape}"
+            )
+    unknown = [t.name for t in header.tensors if t.name not in expected and t.name != ROPE_FREQS]
+    if unknown:
+        raise UnsupportedError(
+            f"{header.path}: tensors that a {spec.family} model does not use, so that leaving them "
+            f"out could change its answers: {_some([quoted(name) for name in unknown])}"
+        )
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")

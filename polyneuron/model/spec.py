@@ -1,0 +1,184 @@
+"""What a model is, as data: hyper-parameters and the names of its tensors."""
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+
+class RopeLayout(IntEnum):
+    """Which two elements of a head rotate together; values as in kernels_api.h."""
+
+    INTERLEAVED = 0  # (2i, 2i + 1)
+    HALVES = 1  # (i, i + rotary_dim / 2)
+
+
+class RopeScaling(Enum):
+    """How the rotation frequencies were stretched for a longer context."""
+
+    NONE = "none"
+    LINEAR = "linear"
+    LLAMA3 = "llama3"
+    YARN = "yarn"
+
+
+class FeedForward(IntEnum):
+    """The function between the two halves of a feed-forward block; values as in kernels_api.h."""
+
+    SILU = 0  # silu(gate) * up
+    REGLU = 1  # relu(gate) * up
+    DRELU = 2  # relu(gate) * relu(up)
+    RELU = 3  # relu(up), no gate
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether the block has a gate matrix."""
+        return self is not FeedForward.RELU
+
+
+@dataclass(frozen=True, slots=True)
+class YarnSpec:
+    """YaRN's parameters beside the factor."""
+
+    original_context: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """The rotary embedding of a model."""
+
+    layout: RopeLayout
+    rotary_dim: int
+    base: float
+    scaling: RopeScaling = RopeScaling.NONE
+    factor: float = 1.0
+    """Of linear and yarn scaling."""
+    frequency_factors: tuple[float, ...] = ()
+    """Of llama3 scaling: rotary_dim / 2 divisors of the frequencies."""
+    yarn: YarnSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One decoder-only transformer of the Llama family."""
+
+    family: str
+    name: str
+    num_layers: int
+    d_model: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    d_ff: int
+    vocab_size: int
+    context_length: int
+    norm_eps: float
+    rope: RopeSpec
+    feed_forward: FeedForward
+    qk_norm: bool
+    qkv_bias: bool
+    output_bias: bool
+    tied_head: bool
+
+    @property
+    def q_dim(self) -> int:
+        """Rows of the query matrix."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_dim(self) -> int:
+        """Rows of the key matrix, and of the value matrix."""
+        return self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTensors:
+    """GGUF tensor names of one layer by role; None where the family has no such tensor."""
+
+    attn_norm: str
+    attn_q: str
+    attn_k: str
+    attn_v: str
+    attn_output: str
+    ffn_norm: str
+    ffn_up: str
+    ffn_down: str
+    ffn_gate: str | None
+    attn_q_bias: str | None
+    attn_k_bias: str | None
+    attn_v_bias: str | None
+    attn_output_bias: str | None
+    attn_q_norm: str | None
+    attn_k_norm: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """GGUF tensor names of a model by role; a tied head names the embedding again."""
+
+    token_embd: str
+    output_norm: str
+    output: str
+    layers: tuple[LayerTensors, ...]
+
+
+def tensor_map(spec: ModelSpec) -> TensorMap:
+    """The tensor each role of `spec` is read from."""
+    return TensorMap(
+        token_embd="token_embd.weight",
+        output_norm="output_norm.weight",
+        output="token_embd.weight" if spec.tied_head else "output.weight",
+        layers=tuple(_layer_tensors(spec, layer_id) for layer_id in range(spec.num_layers)),
+    )
+
+
+def _layer_tensors(spec: ModelSpec, layer_id: int) -> LayerTensors:
+    def name(role: str, present: bool = True) -> str | None:
+        return f"blk.{layer_id}.{role}" if present else None
+
+    prefix = f"blk.{layer_id}."
+    return LayerTensors(
+        attn_norm=prefix + "attn_norm.weight",
+        attn_q=prefix + "attn_q.weight",
+        attn_k=prefix + "attn_k.weight",
+        attn_v=prefix + "attn_v.weight",
+        attn_output=prefix + "attn_output.weight",
+        ffn_norm=prefix + "ffn_norm.weight",
+        ffn_up=prefix + "ffn_up.weight",
+        ffn_down=prefix + "ffn_down.weight",
+        ffn_gate=name("ffn_gate.weight", spec.feed_forward.has_gate),
+        attn_q_bias=name("attn_q.bias", spec.qkv_bias),
+        attn_k_bias=name("attn_k.bias", spec.qkv_bias),
+        attn_v_bias=name("attn_v.bias", spec.qkv_bias),
+        attn_output_bias=name("attn_output.bias", spec.output_bias),
+        attn_q_norm=name("attn_q_norm.weight", spec.qk_norm),
+        attn_k_norm=name("attn_k_norm.weight", spec.qk_norm),
+    )
+
+
+def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the model with its row-major shape, in the order of a forward pass."""
+    names = tensor_map(spec)
+    shapes: dict[str, tuple[int, ...]] = {names.token_embd: (spec.vocab_size, spec.d_model)}
+    for layer in names.layers:
+        roles: tuple[tuple[str | None, tuple[int, ...]], ...] = (
+            (layer.attn_norm, (spec.d_model,)),
+            (layer.attn_q, (spec.q_dim, spec.d_model)),
+            (layer.attn_k, (spec.kv_dim, spec.d_model)),
+            (layer.attn_v, (spec.kv_dim, spec.d_model)),
+            (layer.attn_q_bias, (spec.q_dim,)),
+            (layer.attn_k_bias, (spec.kv_dim,)),
+            (layer.attn_v_bias, (spec.kv_dim,)),
+            (layer.attn_q_norm, (spec.head_dim,)),
+            (layer.attn_k_norm, (spec.head_dim,)),
+            (layer.attn_output, (spec.d_model, spec.q_dim)),
+            (layer.attn_output_bias, (spec.d_model,)),
+            (layer.ffn_norm, (spec.d_model,)),
+            (layer.ffn_gate, (spec.d_ff, spec.d_model)),
+            (layer.ffn_up, (spec.d_ff, spec.d_model)),
+            (layer.ffn_down, (spec.d_model, spec.d_ff)),
+        )
+        shapes.update((name, shape) for name, shape in roles if name is not None)
+    shapes[names.output_norm] = (spec.d_model,)
+    shapes[names.output] = (spec.vocab_size, spec.d_model)
+    return shapes
