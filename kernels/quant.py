@@ -1,0 +1,216 @@
+"""Storage types of weights: sizes, packing into tiles and rows, quantised activations."""
+
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from polyneuron.kernels._kernels import ffi
+from polyneuron.kernels.buffers import (
+    ACT_BLOCK,
+    F32,
+    Array,
+    last_axis,
+    read_pointer,
+    write_pointer,
+)
+from polyneuron.kernels.isa import library
+
+TILE_ROWS = 32
+BLOCK_COLS = 32
+KV_BLOCK_TOKENS = 32
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class StorageType(IntEnum):
+    """How a matrix is stored; values are those of `enum storage_type`."""
+
+    F32 = 0
+    F16 = 1
+    Q8 = 2
+    Q4 = 3
+    Q4M = 4
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether it takes int8 activations and columns in multiples of 32."""
+        return self in (StorageType.Q8, StorageType.Q4, StorageType.Q4M)
+
+
+class GgmlType(IntEnum):
+    """The ggml types that have a lossless packing."""
+
+    F32 = 0
+    F16 = 1
+    Q4_0 = 2
+    Q4_1 = 3
+    Q5_0 = 6
+    Q8_0 = 8
+
+
+# ggml type -> (values a block, bytes a block)
+_GGML_BLOCKS = {
+    GgmlType.F32: (1, 4),
+    GgmlType.F16: (1, 2),
+    GgmlType.Q4_0: (32, 18),
+    GgmlType.Q4_1: (32, 20),
+    GgmlType.Q5_0: (32, 22),
+    GgmlType.Q8_0: (32, 34),
+}
+
+
+def _check_cols(storage_type: StorageType, cols: int) -> None:
+    multiple = BLOCK_COLS if storage_type.is_quantised else 1
+    if cols <= 0 or cols % multiple:
+        raise ValueError(
+            f"cols: {cols} with {storage_type.name.lower()}, needs a positive multiple of {multiple}"
+        )
+
+
+def tile_bytes(storage_type: StorageType, cols: int) -> int:
+    """Bytes of one tile: 32 rows over all columns."""
+    _check_cols(storage_type, cols)
+    return library().tile_bytes(storage_type, cols)
+
+
+def row_bytes(storage_type: StorageType, cols: int) -> int:
+    """Bytes of one row in the neuron-major row layout."""
+    _check_cols(storage_type, cols)
+    return library().row_bytes(storage_type, cols)
+
+
+def kv_block_bytes(head_dim: int) -> int:
+    """Bytes of a KV block: 32 tokens of one layer and one kv head."""
+    return library().kv_block_bytes(head_dim)
+
+
+def num_tiles(num_rows: int) -> int:
+    """Tiles that hold `num_rows` rows, the last one padded with zeros."""
+    return -(-num_rows // TILE_ROWS)
+
+
+def quantize_acts(x: F32) -> npt.NDArray[np.void]:
+    """x (..., cols) -> blocks of 32 int8 activations (..., cols / 32)."""
+    cols = last_axis("x", x, multiple_of=BLOCK_COLS)
+    source = read_pointer("x", x, np.float32)
+    out = np.empty((*x.shape[:-1], cols // BLOCK_COLS), ACT_BLOCK)
+    library().quantize_acts(ffi.from_buffer("struct act_block[]", out), source, x.size)
+    return out
+
+
+def _new_tiles(storage_type: StorageType, num_rows: int, cols: int, out: Bytes | None) -> Bytes:
+    wanted = num_tiles(num_rows) * tile_bytes(storage_type, cols)
+    if out is None:
+        return np.empty(wanted, np.uint8)
+    write_pointer("out", out, np.uint8, (wanted,))
+    return out
+
+
+def _new_rows(storage_type: StorageType, num_rows: int, cols: int, out: Bytes | None) -> Bytes:
+    wanted = num_rows * row_bytes(storage_type, cols)
+    if out is None:
+        return np.empty(wanted, np.uint8)
+    write_pointer("out", out, np.uint8, (wanted,))
+    return out
+
+
+def _check_source(ggml_type: GgmlType, src: Array, num_rows: int, cols: int) -> None:
+    values, block_bytes = _GGML_BLOCKS[ggml_type]
+    wanted = num_rows * cols // values * block_bytes
+    if src.nbytes != wanted:
+        raise ValueError(
+            f"src: {src.nbytes} bytes, {ggml_type.name} of ({num_rows}, {cols}) needs {wanted}"
+        )
+
+
+def _check_packed(status: int, storage_type: StorageType, source: str) -> None:
+    if status != 0:
+        raise ValueError(f"src: {source} cannot be packed as {storage_type.name.lower()}")
+
+
+def pack_tiles(
+    storage_type: StorageType,
+    ggml_type: GgmlType,
+    src: Bytes,
+    num_rows: int,
+    cols: int,
+    out: Bytes | None = None,
+) -> Bytes:
+    """ggml blocks (num_rows, cols), as bytes, -> tiles, changing no value."""
+    _check_source(ggml_type, src, num_rows, cols)
+    out = _new_tiles(storage_type, num_rows, cols, out)
+    source = read_pointer("src", src, np.uint8)
+    target = ffi.from_buffer(out)
+    status = library().pack_tiles(storage_type, target, ggml_type, source, num_rows, cols)
+    _check_packed(status, storage_type, ggml_type.name)
+    return out
+
+
+def pack_rows(
+    storage_type: StorageType,
+    ggml_type: GgmlType,
+    src: Bytes,
+    num_rows: int,
+    cols: int,
+    out: Bytes | None = None,
+) -> Bytes:
+    """ggml blocks (num_rows, cols), as bytes, -> neuron-major rows, changing no value."""
+    _check_source(ggml_type, src, num_rows, cols)
+    out = _new_rows(storage_type, num_rows, cols, out)
+    source = read_pointer("src", src, np.uint8)
+    target = ffi.from_buffer(out)
+    status = library().pack_rows(storage_type, target, ggml_type, source, num_rows, cols)
+    _check_packed(status, storage_type, ggml_type.name)
+    return out
+
+
+def _rows_and_cols(src: F32) -> tuple[int, int]:
+    if src.ndim != 2:
+        raise ValueError(f"src: has {src.ndim} axes, needs (num_rows, cols)")
+    return src.shape
+
+
+def pack_tiles_from_f32(storage_type: StorageType, src: F32, out: Bytes | None = None) -> Bytes:
+    """src (num_rows, cols) -> q8, f16 or f32 tiles, rounded to nearest even."""
+    num_rows, cols = _rows_and_cols(src)
+    source = read_pointer("src", src, np.float32)
+    out = _new_tiles(storage_type, num_rows, cols, out)
+    target = ffi.from_buffer(out)
+    status = library().pack_tiles_from_f32(storage_type, target, source, num_rows, cols)
+    _check_packed(status, storage_type, "float32")
+    return out
+
+
+def pack_rows_from_f32(storage_type: StorageType, src: F32, out: Bytes | None = None) -> Bytes:
+    """src (num_rows, cols) -> q8, f16 or f32 neuron-major rows, rounded to nearest even."""
+    num_rows, cols = _rows_and_cols(src)
+    source = read_pointer("src", src, np.float32)
+    out = _new_rows(storage_type, num_rows, cols, out)
+    target = ffi.from_buffer(out)
+    status = library().pack_rows_from_f32(storage_type, target, source, num_rows, cols)
+    _check_packed(status, storage_type, "float32")
+    return out
+
+
+def pack_tiles_q4m_parts(
+    quants: npt.NDArray[np.uint8],
+    scale: npt.NDArray[np.float16],
+    minimum: npt.NDArray[np.float16],
+    out: Bytes | None = None,
+) -> Bytes:
+    """quants (num_rows, cols) 0..15, scale and minimum (num_rows, cols / 32) -> q4m tiles."""
+    if quants.ndim != 2:
+        raise ValueError(f"quants: has {quants.ndim} axes, needs (num_rows, cols)")
+    num_rows, cols = quants.shape
+    blocks = (num_rows, cols // BLOCK_COLS)
+    out = _new_tiles(StorageType.Q4M, num_rows, cols, out)
+    source = read_pointer("quants", quants, np.uint8)
+    for name, part in (("scale", scale), ("minimum", minimum)):
+        if part.dtype != np.float16:
+            raise ValueError(f"{name}: dtype is {part.dtype}, needs float16")
+    scale_bits = read_pointer("scale", scale.view(np.uint16), np.uint16, blocks)
+    min_bits = read_pointer("minimum", minimum.view(np.uint16), np.uint16, blocks)
+    target = ffi.from_buffer(out)
+    library().pack_tiles_q4m_parts(target, source, scale_bits, min_bits, num_rows, cols)
+    return out
