@@ -1,0 +1,1 @@
+"""Builders and oracles that the tests share."""

@@ -1,0 +1,205 @@
+"""Tiny GGUF files of every family with random weights; the same arguments give the same bytes."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType
+from numpy.typing import NDArray
+
+from polyneuron.model.architecture import FAMILIES, Presence
+from polyneuron.model.spec import (
+    FeedForward,
+    ModelSpec,
+    RopeScaling,
+    RopeSpec,
+    YarnSpec,
+    tensor_shapes,
+)
+from tests.support.random_blocks import encode
+from tests.support.tiny_tokenizer import TinyVocabulary, bpe_vocabulary
+
+F32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class TinyModel:
+    """What to build; every field has a default, so that a test states only what it is about."""
+
+    family: str = "llama"
+    num_layers: int = 2
+    d_model: int = 64
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 16
+    d_ff: int = 96
+    context_length: int = 256
+    tied_head: bool = True
+    qkv_bias: bool | None = None
+    """None: as the family has it."""
+    output_bias: bool = False
+    activation: str | None = None
+    """Value of `<family>.feed_forward_activation`; None leaves the family's own."""
+    rope_scaling: RopeScaling = RopeScaling.NONE
+    rope_base: float = 10000.0
+    rotary_dim: int | None = None
+    tensor_type: str = "F32"
+    """Of the matrices in the layers; vectors are F32 always."""
+    embedding_type: str | None = None
+    """Of the embedding and the head; None: the same."""
+    vocabulary: TinyVocabulary = field(default_factory=bpe_vocabulary)
+    seed: int = 0
+
+    def spec(self) -> ModelSpec:
+        """The description that reading the written file must give."""
+        family = FAMILIES[self.family]
+        kinds = {"silu": FeedForward.SILU, "drelu": FeedForward.DRELU, "relu": FeedForward.RELU}
+        kinds |= {"reglu": FeedForward.REGLU}
+        feed_forward = kinds[self.activation] if self.activation else family.feed_forward
+        bias = self.qkv_bias if self.qkv_bias is not None else family.qkv_bias is Presence.REQUIRED
+        return ModelSpec(
+            family=self.family,
+            name="tiny",
+            num_layers=self.num_layers,
+            d_model=self.d_model,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            d_ff=self.d_ff,
+            vocab_size=len(self.vocabulary.tokens),
+            context_length=self.context_length,
+            norm_eps=float(np.float32(1e-5)),
+            rope=self._rope(),
+            feed_forward=feed_forward,
+            qk_norm=family.qk_norm,
+            qkv_bias=bias,
+            output_bias=self.output_bias,
+            tied_head=self.tied_head,
+        )
+
+    def _rope(self) -> RopeSpec:
+        rotary_dim = self.rotary_dim or self.head_dim
+        stretched = self.rope_scaling in (RopeScaling.LINEAR, RopeScaling.YARN)
+        return RopeSpec(
+            layout=FAMILIES[self.family].rope_layout,
+            rotary_dim=rotary_dim,
+            base=self.rope_base,
+            scaling=self.rope_scaling,
+            factor=4.0 if stretched else 1.0,
+            frequency_factors=llama3_factors(rotary_dim, self.rope_base)
+            if self.rope_scaling is RopeScaling.LLAMA3
+            else (),
+            yarn=YarnSpec(64) if self.rope_scaling is RopeScaling.YARN else None,
+        )
+
+
+def llama3_factors(rotary_dim: int, base: float) -> tuple[float, ...]:
+    """Frequency divisors as Llama 3.1's converter writes them: factor 8, original context 64."""
+    factor, low, high, original = 8.0, 1.0, 4.0, 64
+    factors = []
+    for pair in range(rotary_dim // 2):
+        wavelength = 2.0 * math.pi * base ** (2.0 * pair / rotary_dim)
+        if wavelength < original / high:
+            factors.append(1.0)
+        elif wavelength > original / low:
+            factors.append(factor)
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            factors.append(1.0 / ((1.0 - smooth) / factor + smooth))
+    return tuple(float(np.float32(value)) for value in factors)
+
+
+def random_weights(model: TinyModel) -> dict[str, F32]:
+    """GGUF tensor name -> float32 weights of the row-major shape, in the order of the file."""
+    rng = np.random.default_rng(model.seed)
+    weights: dict[str, F32] = {}
+    for name, shape in tensor_shapes(model.spec()).items():
+        values = rng.standard_normal(shape)
+        if name.endswith("norm.weight"):
+            values = 1.0 + 0.1 * values
+        elif name.endswith(".bias"):
+            values = 0.3 * values
+        elif not name.startswith(("token_embd", "output")):
+            values = values * 1.5 / math.sqrt(shape[-1])
+        weights[name] = values.astype(np.float32)
+    return weights
+
+
+def write_tiny_gguf(
+    path: Path,
+    model: TinyModel | None = None,
+    *,
+    weights: Mapping[str, F32] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    skip_tensors: tuple[str, ...] = (),
+) -> Path:
+    """Write the model; `metadata` adds int, float, bool and str keys, or drops one given as None."""
+    model = model or TinyModel()
+    writer = GGUFWriter(path, model.family)
+    _add_keys(writer, model)
+    model.vocabulary.write(writer)
+    for key, value in (metadata or {}).items():
+        _override(writer, key, value)
+    chosen = random_weights(model) if weights is None else weights
+    for name, values in chosen.items():
+        if name not in skip_tensors:
+            _add_tensor(writer, model, name, values)
+    factors = model.spec().rope.frequency_factors
+    if factors:
+        writer.add_tensor("rope_freqs.weight", np.array(factors, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add_keys(writer: GGUFWriter, model: TinyModel) -> None:
+    writer.add_name("tiny")
+    writer.add_context_length(model.context_length)
+    writer.add_embedding_length(model.d_model)
+    writer.add_block_count(model.num_layers)
+    writer.add_feed_forward_length(model.d_ff)
+    writer.add_head_count(model.num_heads)
+    writer.add_head_count_kv(model.num_kv_heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_key_length(model.head_dim)
+    writer.add_value_length(model.head_dim)
+    writer.add_rope_freq_base(model.rope_base)
+    writer.add_vocab_size(len(model.vocabulary.tokens))
+    if model.rotary_dim is not None:
+        writer.add_rope_dimension_count(model.rotary_dim)
+    if model.activation is not None:
+        writer.add_string(f"{model.family}.feed_forward_activation", model.activation)
+    if model.rope_scaling in (RopeScaling.LINEAR, RopeScaling.YARN):
+        writer.add_rope_scaling_type(RopeScalingType[model.rope_scaling.name])
+        writer.add_rope_scaling_factor(4.0)
+    if model.rope_scaling is RopeScaling.YARN:
+        writer.add_rope_scaling_orig_ctx_len(64)
+
+
+def _override(writer: GGUFWriter, key: str, value: Any) -> None:
+    writer.kv_data[0].pop(key, None)
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    elif value is not None:
+        writer.add_array(key, value)
+
+
+def _add_tensor(writer: GGUFWriter, model: TinyModel, name: str, values: F32) -> None:
+    is_table = name in ("token_embd.weight", "output.weight")
+    type_name = (model.embedding_type or model.tensor_type) if is_table else model.tensor_type
+    if values.ndim == 1 or type_name == "F32":
+        writer.add_tensor(name, values)
+        return
+    raw_dtype = GGMLQuantizationType[type_name]
+    writer.add_tensor(name, encode(type_name, values), raw_dtype=raw_dtype)
