@@ -8,9 +8,10 @@ import numpy as np
 from polyneuron.errors import FormatError, UnsupportedError
 from polyneuron.io.gguf_file import GgufHeader
 from polyneuron.io.gguf_values import quoted
+from polyneuron.kernels.gemv import FeedForwardKind, RopeLayout
 from polyneuron.model.metadata import ModelKeys
 from polyneuron.model.rope import ROPE_FREQS, read_rope
-from polyneuron.model.spec import FeedForward, ModelSpec, RopeLayout, tensor_shapes
+from polyneuron.model.spec import ModelSpec, tensor_shapes
 
 MAX_NAMED = 5
 
@@ -29,7 +30,7 @@ class Family:
 
     name: str
     rope_layout: RopeLayout = RopeLayout.INTERLEAVED
-    feed_forward: FeedForward = FeedForward.SILU
+    feed_forward: FeedForwardKind = FeedForwardKind.SILU
     qkv_bias: Presence = Presence.OPTIONAL
     qk_norm: bool = False
 
@@ -41,7 +42,7 @@ FAMILIES = {
         Family("mistral"),
         Family("qwen2", RopeLayout.HALVES, qkv_bias=Presence.REQUIRED),
         Family("qwen3", RopeLayout.HALVES, qkv_bias=Presence.ABSENT, qk_norm=True),
-        Family("bamboo", feed_forward=FeedForward.DRELU, qkv_bias=Presence.ABSENT),
+        Family("bamboo", feed_forward=FeedForwardKind.DRELU, qkv_bias=Presence.ABSENT),
     )
 }
 SUPPORTED_FAMILIES = " ".join(FAMILIES)
@@ -51,11 +52,11 @@ SUPPORTED_FAMILIES = " ".join(FAMILIES)
 ACTIVATION_KEY = "feed_forward_activation"
 SPARSE_THRESHOLD = "powerinfer.sparse_threshold"
 ACTIVATIONS = {
-    ("silu", True): FeedForward.SILU,
-    ("relu", True): FeedForward.REGLU,
-    ("reglu", True): FeedForward.REGLU,
-    ("drelu", True): FeedForward.DRELU,
-    ("relu", False): FeedForward.RELU,
+    ("silu", True): FeedForwardKind.SILU,
+    ("relu", True): FeedForwardKind.REGLU,
+    ("reglu", True): FeedForwardKind.REGLU,
+    ("drelu", True): FeedForwardKind.DRELU,
+    ("relu", False): FeedForwardKind.RELU,
 }
 
 # Keys that would change the arithmetic of a supported family, with their neutral values.
@@ -159,7 +160,7 @@ def _has_bias(header: GgufHeader, presence: Presence, role: str) -> bool:
     return presence is Presence.REQUIRED
 
 
-def _feed_forward(keys: ModelKeys, family: Family) -> FeedForward:
+def _feed_forward(keys: ModelKeys, family: Family) -> FeedForwardKind:
     has_gate = "blk.0.ffn_gate.weight" in keys.header.by_name
     name = keys.text(ACTIVATION_KEY)
     if name is None and SPARSE_THRESHOLD in keys.header.metadata and family.name == "llama":

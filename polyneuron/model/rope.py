@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 from polyneuron.io.gguf_file import read_vector
 from polyneuron.io.gguf_values import quoted
+from polyneuron.kernels.gemv import RopeLayout
 from polyneuron.model.metadata import ModelKeys
-from polyneuron.model.spec import RopeLayout, RopeScaling, RopeSpec, YarnSpec
+from polyneuron.model.spec import RopeScaling, RopeSpec, YarnSpec
 
 ROPE_FREQS = "rope_freqs.weight"
 

@@ -1,14 +1,9 @@
 """What a model is, as data: hyper-parameters and the names of its tensors."""
 
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import Enum
 
-
-class RopeLayout(IntEnum):
-    """Which two elements of a head rotate together; values as in kernels_api.h."""
-
-    INTERLEAVED = 0  # (2i, 2i + 1)
-    HALVES = 1  # (i, i + rotary_dim / 2)
+from polyneuron.kernels.gemv import FeedForwardKind, RopeLayout
 
 
 class RopeScaling(Enum):
@@ -18,20 +13,6 @@ class RopeScaling(Enum):
     LINEAR = "linear"
     LLAMA3 = "llama3"
     YARN = "yarn"
-
-
-class FeedForward(IntEnum):
-    """The function between the two halves of a feed-forward block; values as in kernels_api.h."""
-
-    SILU = 0  # silu(gate) * up
-    REGLU = 1  # relu(gate) * up
-    DRELU = 2  # relu(gate) * relu(up)
-    RELU = 3  # relu(up), no gate
-
-    @property
-    def has_gate(self) -> bool:
-        """Whether the block has a gate matrix."""
-        return self is not FeedForward.RELU
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +55,16 @@ class ModelSpec:
     context_length: int
     norm_eps: float
     rope: RopeSpec
-    feed_forward: FeedForward
+    feed_forward: FeedForwardKind
     qk_norm: bool
     qkv_bias: bool
     output_bias: bool
     tied_head: bool
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether a feed-forward block has a gate matrix."""
+        return self.feed_forward is not FeedForwardKind.RELU
 
     @property
     def q_dim(self) -> int:
@@ -146,7 +132,7 @@ def _layer_tensors(spec: ModelSpec, layer_id: int) -> LayerTensors:
         ffn_norm=prefix + "ffn_norm.weight",
         ffn_up=prefix + "ffn_up.weight",
         ffn_down=prefix + "ffn_down.weight",
-        ffn_gate=name("ffn_gate.weight", spec.feed_forward.has_gate),
+        ffn_gate=name("ffn_gate.weight", spec.has_gate),
         attn_q_bias=name("attn_q.bias", spec.qkv_bias),
         attn_k_bias=name("attn_k.bias", spec.qkv_bias),
         attn_v_bias=name("attn_v.bias", spec.qkv_bias),

@@ -10,9 +10,9 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType
 from numpy.typing import NDArray
 
+from polyneuron.kernels.gemv import FeedForwardKind
 from polyneuron.model.architecture import FAMILIES, Presence
 from polyneuron.model.spec import (
-    FeedForward,
     ModelSpec,
     RopeScaling,
     RopeSpec,
@@ -56,8 +56,12 @@ class TinyModel:
     def spec(self) -> ModelSpec:
         """The description that reading the written file must give."""
         family = FAMILIES[self.family]
-        kinds = {"silu": FeedForward.SILU, "drelu": FeedForward.DRELU, "relu": FeedForward.RELU}
-        kinds |= {"reglu": FeedForward.REGLU}
+        kinds = {
+            "silu": FeedForwardKind.SILU,
+            "drelu": FeedForwardKind.DRELU,
+            "relu": FeedForwardKind.RELU,
+        }
+        kinds |= {"reglu": FeedForwardKind.REGLU}
         feed_forward = kinds[self.activation] if self.activation else family.feed_forward
         bias = self.qkv_bias if self.qkv_bias is not None else family.qkv_bias is Presence.REQUIRED
         return ModelSpec(
