@@ -1,0 +1,151 @@
+/* Attention in GCC vector extensions: the queries of one kv head share each converted K and V. */
+#ifndef POLYNEURON_LANES_ATTENTION_H
+#define POLYNEURON_LANES_ATTENTION_H
+
+#include "lanes.h"
+
+#define QUERY_GROUP (VF == 16 ? 4 : 2)    /* accumulators of a group fit the registers */
+#define KEY_PARTS (KV_BLOCK_TOKENS / VF)
+
+static void kv_write_lanes(void *kv_block, size_t slot, const float *k, const float *v,
+                           size_t head_dim)
+{
+    uint16_t *k_cols = (uint16_t *)kv_block + slot;
+    uint16_t *v_row = (uint16_t *)kv_block + head_dim * (KV_BLOCK_TOKENS + slot);
+    size_t d = 0;
+    for (; d + VF <= head_dim; d += VF) {
+        uint16_t halves[VF];
+        store_f16(v_row + d, load(v + d));
+        store_f16(halves, load(k + d));
+        for (int j = 0; j < VF; j++)
+            k_cols[(d + j) * KV_BLOCK_TOKENS] = halves[j];
+    }
+    for (; d < head_dim; d++) {
+        k_cols[d * KV_BLOCK_TOKENS] = f16_of_f32(k[d]);
+        v_row[d] = f16_of_f32(v[d]);
+    }
+}
+
+/* q (count, head_dim), k_cols (head_dim, 32) f16 -> scores (count, 32), scores apart by stride */
+ALWAYS_INLINE void score_block(const int count, float *scores, size_t stride, const float *q,
+                               size_t head_dim, const uint16_t *k_cols, float scale)
+{
+    vf acc[QUERY_GROUP][KEY_PARTS] = {0};
+    for (size_t d = 0; d < head_dim; d++) {
+        vf key[KEY_PARTS];
+        for (int j = 0; j < KEY_PARTS; j++)
+            key[j] = load_f16(k_cols + d * KV_BLOCK_TOKENS + j * VF);
+        for (int g = 0; g < count; g++)
+            for (int j = 0; j < KEY_PARTS; j++)
+                acc[g][j] = acc[g][j] + q[g * head_dim + d] * key[j];
+    }
+    for (int g = 0; g < count; g++)
+        for (int j = 0; j < KEY_PARTS; j++)
+            store(scores + g * stride + j * VF, acc[g][j] * scale);
+}
+
+/* weights (count, num_positions), v_row (num_positions, width * VF of head_dim) added to acc */
+ALWAYS_INLINE void add_values(const int count, const int width, vf acc[QUERY_GROUP][4],
+                              const float *weights, size_t stride, const uint16_t *v_row,
+                              size_t head_dim, size_t num_positions)
+{
+    for (size_t p = 0; p < num_positions; p++, v_row += head_dim)
+        for (int j = 0; j < width; j++) {
+            vf value = load_f16(v_row + j * VF);
+            for (int g = 0; g < count; g++)
+                acc[g][j] = acc[g][j] + weights[g * stride + p] * value;
+        }
+}
+
+struct attention_call {
+    const char *kv;
+    const int32_t *block_table;
+    size_t block_stride, head_dim, num_positions, stride;
+};
+
+ALWAYS_INLINE const uint16_t *block_of(const struct attention_call *call, size_t position)
+{
+    size_t id = (size_t)call->block_table[position / KV_BLOCK_TOKENS];
+    return (const uint16_t *)(call->kv + id * call->block_stride);
+}
+
+ALWAYS_INLINE size_t positions_in_block(const struct attention_call *call, size_t position)
+{
+    size_t left = call->num_positions - position;
+    return left < KV_BLOCK_TOKENS ? left : KV_BLOCK_TOKENS;
+}
+
+/* Columns [d, d + width * VF) of out (count, head_dim). */
+ALWAYS_INLINE void value_columns(const int count, const int width, float *out, size_t d,
+                                 const float *weights, const float *sums,
+                                 const struct attention_call *call)
+{
+    vf acc[QUERY_GROUP][4] = {0};
+    for (size_t p = 0; p < call->num_positions; p += KV_BLOCK_TOKENS) {
+        const uint16_t *v_rows = block_of(call, p) + call->head_dim * KV_BLOCK_TOKENS + d;
+        add_values(count, width, acc, weights + p, call->stride, v_rows, call->head_dim,
+                   positions_in_block(call, p));
+    }
+    for (int g = 0; g < count; g++)
+        for (int j = 0; j < width; j++)
+            store(out + g * call->head_dim + d + j * VF, acc[g][j] / sums[g]);
+}
+
+static void value_column_tail(int count, float *out, size_t d, const float *weights,
+                              const float *sums, const struct attention_call *call)
+{
+    for (int g = 0; g < count; g++) {
+        float acc = 0.0f;
+        for (size_t p = 0; p < call->num_positions; p++) {
+            size_t row = KV_BLOCK_TOKENS + p % KV_BLOCK_TOKENS;
+            uint16_t half = block_of(call, p)[call->head_dim * row + d];
+            acc = acc + weights[g * call->stride + p] * f32_of_f16(half);
+        }
+        out[g * call->head_dim + d] = acc / sums[g];
+    }
+}
+
+ALWAYS_INLINE void attention_group(const int count, float *out, const float *q, float scale,
+                                   float *scratch, const struct attention_call *call)
+{
+    const size_t head_dim = call->head_dim;
+    for (size_t p = 0; p < call->num_positions; p += KV_BLOCK_TOKENS)
+        score_block(count, scratch + p, call->stride, q, head_dim, block_of(call, p), scale);
+    float sums[QUERY_GROUP];
+    for (int g = 0; g < count; g++)
+        sums[g] = exp_and_sum_lanes(scratch + g * call->stride, call->num_positions);
+    size_t d = 0;
+    for (; d + 4 * VF <= head_dim; d += 4 * VF)
+        value_columns(count, 4, out, d, scratch, sums, call);
+    for (; d + VF <= head_dim; d += VF)
+        value_columns(count, 1, out, d, scratch, sums, call);
+    for (; d < head_dim; d++)
+        value_column_tail(count, out, d, scratch, sums, call);
+}
+
+static void attention_heads_lanes(float *out, const float *q, size_t num_queries, size_t head_dim,
+                                  const void *kv, const int32_t *block_table, size_t block_stride,
+                                  size_t num_positions, float scale, float *scratch)
+{
+    const size_t rounded = (num_positions + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
+    const struct attention_call call = {
+        .kv = kv, .block_table = block_table, .block_stride = block_stride,
+        .head_dim = head_dim, .num_positions = num_positions,
+        .stride = rounded * KV_BLOCK_TOKENS,
+    };
+    for (size_t left = num_queries; left > 0;) {
+        const size_t count = left < QUERY_GROUP ? left : QUERY_GROUP;
+        switch (count) {
+        case 4: attention_group(QUERY_GROUP, out, q, scale, scratch, &call); break;
+        case 3: attention_group(QUERY_GROUP < 3 ? 1 : 3, out, q, scale, scratch, &call); break;
+        case 2: attention_group(2, out, q, scale, scratch, &call); break;
+        default: attention_group(1, out, q, scale, scratch, &call);
+        }
+        left -= count;
+        q += count * head_dim;
+        out += count * head_dim;
+        scratch += count * call.stride;
+    }
+}
+
+#endif
