@@ -10,8 +10,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType
 from numpy.typing import NDArray
 
-from polyneuron.kernels.gemv import FeedForwardKind
-from polyneuron.model.architecture import FAMILIES, Presence
+from polyneuron.model.architecture import ACTIVATIONS, FAMILIES, Presence
 from polyneuron.model.spec import (
     ModelSpec,
     RopeScaling,
@@ -43,6 +42,8 @@ class TinyModel:
     output_bias: bool = False
     activation: str | None = None
     """Value of `<family>.feed_forward_activation`; None leaves the family's own."""
+    has_gate: bool = True
+    """Without a gate matrix `activation` must be "relu"."""
     rope_scaling: RopeScaling = RopeScaling.NONE
     rope_base: float = 10000.0
     rotary_dim: int | None = None
@@ -56,13 +57,9 @@ class TinyModel:
     def spec(self) -> ModelSpec:
         """The description that reading the written file must give."""
         family = FAMILIES[self.family]
-        kinds = {
-            "silu": FeedForwardKind.SILU,
-            "drelu": FeedForwardKind.DRELU,
-            "relu": FeedForwardKind.RELU,
-        }
-        kinds |= {"reglu": FeedForwardKind.REGLU}
-        feed_forward = kinds[self.activation] if self.activation else family.feed_forward
+        feed_forward = family.feed_forward
+        if self.activation is not None:
+            feed_forward = ACTIVATIONS[self.activation, self.has_gate]
         bias = self.qkv_bias if self.qkv_bias is not None else family.qkv_bias is Presence.REQUIRED
         return ModelSpec(
             family=self.family,

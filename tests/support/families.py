@@ -1,0 +1,46 @@
+"""One tiny model of every family and variant; their logits are in tests/data/families."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from polyneuron.model.spec import RopeScaling
+from tests.support.tiny_gguf import TinyModel
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "families"
+
+_SMALL = TinyModel(
+    d_model=32,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    d_ff=64,
+    tensor_type="F16",
+    embedding_type="F16",
+)
+_QWEN2 = replace(_SMALL, family="qwen2", seed=6)
+
+FAMILY_CASES: dict[str, TinyModel] = {
+    "llama_tied": replace(_SMALL, seed=1),
+    "llama_untied": replace(_SMALL, seed=2, tied_head=False),
+    "llama_biases": replace(_SMALL, seed=3, qkv_bias=True, output_bias=True),
+    "llama3_scaling": replace(_SMALL, seed=4, rope_scaling=RopeScaling.LLAMA3),
+    "llama_linear_scaling": replace(_SMALL, seed=5, rope_scaling=RopeScaling.LINEAR),
+    "mistral": replace(_SMALL, family="mistral", seed=7, tied_head=False),
+    "qwen2": _QWEN2,
+    "qwen2_yarn": replace(_QWEN2, seed=8, rope_scaling=RopeScaling.YARN),
+    "qwen3": replace(_SMALL, family="qwen3", seed=9, head_dim=16),
+    "bamboo": replace(_SMALL, family="bamboo", seed=10, tied_head=False),
+    "llama_reglu": replace(_SMALL, seed=11, activation="relu"),
+    "llama_relu_no_gate": replace(_SMALL, seed=12, activation="relu", has_gate=False),
+}
+NUM_TOKENS = 40  # more than one KV block of 32
+
+
+def gguf_path(case: str) -> Path:
+    """The stored weights of a case."""
+    return DATA / f"{case}.gguf"
+
+
+def golden_path(case: str) -> Path:
+    """Token ids (NUM_TOKENS) and logits (NUM_TOKENS, vocab_size) of a case."""
+    return DATA / f"{case}.npz"

@@ -1,0 +1,125 @@
+"""A plain numpy forward pass over a GGUF: the oracle that the engine's logits are compared with.
+
+No cache, no tiles, no quantised activations: weights are decoded by the `gguf` package and all
+arithmetic is in one float type.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+from numpy.typing import DTypeLike, NDArray
+
+from polyneuron.io.gguf_file import check_supported, read_header
+from polyneuron.kernels.gemv import FeedForwardKind, RopeLayout
+from polyneuron.model.architecture import describe
+from polyneuron.model.rope import rope_frequencies
+from polyneuron.model.spec import LayerTensors, tensor_map, tensor_shapes
+
+Floats = NDArray[Any]
+
+
+class ReferenceModel:
+    """The weights of a GGUF in `dtype` and its forward pass."""
+
+    def __init__(self, path: Path | str, dtype: DTypeLike = np.float64) -> None:
+        header = read_header(path)
+        check_supported(header)
+        self.spec = describe(header)
+        self.names = tensor_map(self.spec)
+        self.dtype = dtype
+        self.weights: dict[str, Floats] = {}
+        with header.path.open("rb") as file:
+            for name in tensor_shapes(self.spec):
+                tensor = header.tensor(name)
+                file.seek(tensor.offset)
+                raw = np.frombuffer(file.read(tensor.num_bytes), dtype=np.uint8)
+                blocks = raw.reshape(tensor.num_rows, -1)
+                values = dequantize(blocks, GGMLQuantizationType(tensor.type_id))
+                self.weights[name] = values.reshape(tensor.shape).astype(dtype)
+
+    def logits(self, token_ids: NDArray[np.integer[Any]]) -> Floats:
+        """token_ids (n) -> logits (n, vocab_size), row i after tokens 0..i."""
+        x = self.weights[self.names.token_embd][token_ids]
+        cos, sin = self._rotations(len(token_ids))
+        for layer in self.names.layers:
+            x = x + self._attention(layer, self._norm(x, layer.attn_norm), cos, sin)
+            x = x + self._feed_forward(layer, self._norm(x, layer.ffn_norm))
+        out: Floats = self._norm(x, self.names.output_norm) @ self.weights[self.names.output].T
+        return out
+
+    def gate_and_up(self, layer_id: int, x: Floats) -> tuple[Floats | None, Floats]:
+        """Pre-activations (n, d_ff) of one layer's neurons for normed inputs x (n, d_model)."""
+        layer = self.names.layers[layer_id]
+        gate = x @ self.weights[layer.ffn_gate].T if layer.ffn_gate is not None else None
+        return gate, x @ self.weights[layer.ffn_up].T
+
+    def _rotations(self, num_positions: int) -> tuple[Floats, Floats]:
+        frequencies, magnitude = rope_frequencies(self.spec.rope)
+        angles = np.arange(num_positions)[:, None] * frequencies
+        return (
+            (np.cos(angles) * magnitude).astype(self.dtype),
+            (np.sin(angles) * magnitude).astype(self.dtype),
+        )
+
+    def _norm(self, x: Floats, name: str) -> Floats:
+        mean_square = np.mean(np.square(x), axis=-1, keepdims=True)
+        normed: Floats = x / np.sqrt(mean_square + np.asarray(self.spec.norm_eps, self.dtype))
+        return normed * self.weights[name]
+
+    def _project(self, x: Floats, weight: str, bias: str | None) -> Floats:
+        out: Floats = x @ self.weights[weight].T
+        return out if bias is None else out + self.weights[bias]
+
+    def _rotate(self, x: Floats, cos: Floats, sin: Floats) -> Floats:
+        """x (n, heads, head_dim), turned in its first rotary_dim elements."""
+        rotary_dim, half = self.spec.rope.rotary_dim, self.spec.rope.rotary_dim // 2
+        is_interleaved = self.spec.rope.layout is RopeLayout.INTERLEAVED
+        first = slice(0, rotary_dim, 2) if is_interleaved else slice(0, half)
+        second = slice(1, rotary_dim, 2) if is_interleaved else slice(half, rotary_dim)
+        a, b = x[..., first], x[..., second]
+        out = x.copy()
+        out[..., first] = a * cos[:, None] - b * sin[:, None]
+        out[..., second] = a * sin[:, None] + b * cos[:, None]
+        return out
+
+    def _attention(self, layer: LayerTensors, x: Floats, cos: Floats, sin: Floats) -> Floats:
+        spec, num_tokens = self.spec, len(x)
+        q = self._project(x, layer.attn_q, layer.attn_q_bias)
+        k = self._project(x, layer.attn_k, layer.attn_k_bias)
+        v = self._project(x, layer.attn_v, layer.attn_v_bias)
+        q = q.reshape(num_tokens, spec.num_heads, spec.head_dim)
+        k = k.reshape(num_tokens, spec.num_kv_heads, spec.head_dim)
+        v = v.reshape(num_tokens, spec.num_kv_heads, spec.head_dim)
+        if layer.attn_q_norm is not None and layer.attn_k_norm is not None:
+            q, k = self._norm(q, layer.attn_q_norm), self._norm(k, layer.attn_k_norm)
+        q, k = self._rotate(q, cos, sin), self._rotate(k, cos, sin)
+        group = spec.num_heads // spec.num_kv_heads
+        k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+        scale = np.asarray(1.0 / np.sqrt(spec.head_dim), self.dtype)
+        scores = np.einsum("qhd,khd->hqk", q, k) * scale
+        scores = np.where(np.tri(num_tokens, dtype=bool), scores, -np.inf)
+        shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        shares /= shares.sum(axis=-1, keepdims=True)
+        mixed = np.einsum("hqk,khd->qhd", shares, v).reshape(num_tokens, spec.q_dim)
+        return self._project(mixed, layer.attn_output, layer.attn_output_bias)
+
+    def _feed_forward(self, layer: LayerTensors, x: Floats) -> Floats:
+        gate, up = self.gate_and_up(self.names.layers.index(layer), x)
+        zero = np.asarray(0.0, self.dtype)
+        match self.spec.feed_forward:
+            case FeedForwardKind.SILU:
+                assert gate is not None
+                hidden = gate / (1.0 + np.exp(-gate)) * up
+            case FeedForwardKind.REGLU:
+                assert gate is not None
+                hidden = np.maximum(gate, zero) * up
+            case FeedForwardKind.DRELU:
+                assert gate is not None
+                hidden = np.maximum(gate, zero) * np.maximum(up, zero)
+            case FeedForwardKind.RELU:
+                hidden = np.maximum(up, zero)
+        out: Floats = hidden.astype(self.dtype) @ self.weights[layer.ffn_down].T
+        return out

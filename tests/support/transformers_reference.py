@@ -1,0 +1,149 @@
+"""The same tiny models run by `transformers`; needs torch and transformers."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from polyneuron.kernels.gemv import FeedForwardKind, RopeLayout
+from polyneuron.model.spec import LayerTensors, ModelSpec, RopeScaling, tensor_map
+
+Weights = dict[str, NDArray[Any]]
+
+_CLASSES: dict[str, tuple[Any, Any]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "bamboo": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+
+
+class _ReluFeedForward(torch.nn.Module):
+    """dReLU with a gate, plain ReLU without: `transformers` itself has neither for this family."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.up_proj = torch.nn.Linear(spec.d_model, spec.d_ff, bias=False)
+        self.down_proj = torch.nn.Linear(spec.d_ff, spec.d_model, bias=False)
+        if spec.has_gate:
+            self.gate_proj = torch.nn.Linear(spec.d_model, spec.d_ff, bias=False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        hidden = torch.relu(self.up_proj(x))
+        if hasattr(self, "gate_proj"):
+            hidden = hidden * torch.relu(self.gate_proj(x))
+        return self.down_proj(hidden)
+
+
+def transformers_logits(
+    spec: ModelSpec, weights: Weights, token_ids: NDArray[Any], dtype: torch.dtype
+) -> NDArray[np.float64]:
+    """Logits (n, vocab_size) of GGUF `weights` by the matching class of `transformers`."""
+    config_class, model_class = _CLASSES[spec.family]
+    model = model_class(config_class(**_config(spec)))
+    if spec.feed_forward in (FeedForwardKind.DRELU, FeedForwardKind.RELU):
+        for layer in model.model.layers:
+            layer.mlp = _ReluFeedForward(spec)
+    model.load_state_dict(_state(spec, weights), strict=True)
+    model.to(dtype).eval()
+    with torch.no_grad():
+        logits = model(torch.tensor(token_ids, dtype=torch.long)[None]).logits[0]
+    result: NDArray[np.float64] = logits.to(torch.float64).numpy()
+    return result
+
+
+def _config(spec: ModelSpec) -> dict[str, Any]:
+    relu = spec.feed_forward is not FeedForwardKind.SILU
+    config: dict[str, Any] = {
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.d_model,
+        "intermediate_size": spec.d_ff,
+        "num_hidden_layers": spec.num_layers,
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "rms_norm_eps": spec.norm_eps,
+        "max_position_embeddings": spec.context_length,
+        "rope_parameters": _rope_parameters(spec),
+        "hidden_act": "relu" if relu else "silu",
+        "tie_word_embeddings": spec.tied_head,
+        "attn_implementation": "eager",
+    }
+    if spec.family in ("llama", "bamboo"):
+        config["attention_bias"] = spec.qkv_bias
+    if spec.family == "mistral":
+        config["sliding_window"] = None
+    return config
+
+
+def _rope_parameters(spec: ModelSpec) -> dict[str, Any]:
+    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope.base}
+    match spec.rope.scaling:
+        case RopeScaling.LINEAR:
+            parameters |= {"rope_type": "linear", "factor": spec.rope.factor}
+        case RopeScaling.LLAMA3:
+            parameters |= {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
+            parameters |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+        case RopeScaling.YARN:
+            parameters |= {"rope_type": "yarn", "factor": spec.rope.factor}
+            parameters |= {"original_max_position_embeddings": 64}
+    return parameters
+
+
+def _state(spec: ModelSpec, weights: Weights) -> dict[str, torch.Tensor]:
+    names = tensor_map(spec)
+    state = {
+        "model.embed_tokens.weight": weights[names.token_embd],
+        "model.norm.weight": weights[names.output_norm],
+        "lm_head.weight": weights[names.output],
+    }
+    for layer_id, layer in enumerate(names.layers):
+        for role, name in _layer_names(layer).items():
+            if name is None:
+                continue
+            values = weights[name]
+            if role.startswith(("self_attn.q_proj", "self_attn.k_proj")):
+                heads = spec.num_heads if "q_proj" in role else spec.num_kv_heads
+                values = _to_halves(spec, values, heads)
+            state[f"model.layers.{layer_id}.{role}"] = values
+    return {key: torch.tensor(np.ascontiguousarray(value)) for key, value in state.items()}
+
+
+def _layer_names(layer: LayerTensors) -> dict[str, str | None]:
+    return {
+        "input_layernorm.weight": layer.attn_norm,
+        "post_attention_layernorm.weight": layer.ffn_norm,
+        "self_attn.q_proj.weight": layer.attn_q,
+        "self_attn.k_proj.weight": layer.attn_k,
+        "self_attn.v_proj.weight": layer.attn_v,
+        "self_attn.o_proj.weight": layer.attn_output,
+        "self_attn.q_proj.bias": layer.attn_q_bias,
+        "self_attn.k_proj.bias": layer.attn_k_bias,
+        "self_attn.v_proj.bias": layer.attn_v_bias,
+        "self_attn.o_proj.bias": layer.attn_output_bias,
+        "self_attn.q_norm.weight": layer.attn_q_norm,
+        "self_attn.k_norm.weight": layer.attn_k_norm,
+        "mlp.gate_proj.weight": layer.ffn_gate,
+        "mlp.up_proj.weight": layer.ffn_up,
+        "mlp.down_proj.weight": layer.ffn_down,
+    }
+
+
+def _to_halves(spec: ModelSpec, values: NDArray[Any], num_heads: int) -> NDArray[Any]:
+    """Undo the row order that llama-family GGUFs have for interleaved rope."""
+    if spec.rope.layout is RopeLayout.HALVES:
+        return values
+    pairs = values.reshape(num_heads, spec.head_dim // 2, 2, *values.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(values.shape)
