@@ -24,6 +24,7 @@ VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 17
+MAX_METADATA_BYTES = 256 << 20  # ten times the largest vocabulary seen
 MAX_VECTOR_BYTES = 1 << 16
 MIN_KEY_BYTES = 8 + 4 + 1
 MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
@@ -131,6 +132,9 @@ def _read_metadata(reader: GgufReader, num_keys: int) -> dict[str, Any]:
             reader.fail(f"metadata key {quoted(key)} appears twice; damaged header")
         reader.place = f"metadata key {quoted(key)}"
         metadata[key] = reader.value()
+        if reader.position > MAX_METADATA_BYTES:
+            limit = MAX_METADATA_BYTES >> 20
+            reader.fail(f"more than {limit} MiB of metadata; damaged header")
     return metadata
 
 

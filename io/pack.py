@@ -111,7 +111,8 @@ def decode_rows(tensor: GgufTensor, raw: Readable) -> F32:
     if blocks.size % tensor.row_bytes:
         raise ValueError(f"raw: {blocks.size} bytes, needs whole rows of {tensor.row_bytes}")
     rows = blocks.reshape(-1, tensor.row_bytes)
-    values: F32 = dequantize(rows, GGMLQuantizationType(tensor.type_id))
+    with np.errstate(all="ignore"):  # damaged scales: found by _check_finite
+        values: F32 = dequantize(rows, GGMLQuantizationType(tensor.type_id))
     return values.astype(np.float32, copy=False)
 
 
@@ -179,8 +180,9 @@ def _error(storage: StorageType, values: F32, tiles: Bytes) -> PackError:
     """Compare with what the kernels will read from the tiles."""
     num_rows, num_cols = values.shape
     difference = np.empty_like(values)
-    for row in range(num_rows):
-        np.subtract(gather_row(storage, tiles, num_cols, row), values[row], out=difference[row])
+    with np.errstate(all="ignore"):  # values too large to be stored: found by the caller
+        for row in range(num_rows):
+            np.subtract(gather_row(storage, tiles, num_cols, row), values[row], out=difference[row])
     return PackError(
         max_abs=float(max(difference.max(), -difference.min())),
         squared_error=float(np.vdot(difference, difference)),

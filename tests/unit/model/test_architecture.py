@@ -1,0 +1,222 @@
+"""Descriptions of good files, and refusals that say what a bad one is and lacks."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFWriter
+
+from polyneuron.errors import FormatError, UnsupportedError
+from polyneuron.io.gguf_file import read_header
+from polyneuron.kernels.gemv import FeedForwardKind
+from polyneuron.model.architecture import FAMILIES, SUPPORTED_FAMILIES, describe
+from polyneuron.model.spec import ModelSpec, RopeScaling, tensor_map, tensor_shapes
+from tests.support.tiny_gguf import TinyModel, random_weights, write_tiny_gguf
+from tests.support.tiny_tokenizer import spm_vocabulary
+
+
+def describe_file(path: Path, model: TinyModel | None = None, **changes: Any) -> ModelSpec:
+    """Write a tiny model with changes and describe it."""
+    return describe(read_header(write_tiny_gguf(path / "tiny.gguf", model, **changes)))
+
+
+class TestGoodFiles:
+    @pytest.mark.parametrize("scaling", RopeScaling)
+    @pytest.mark.parametrize("tied_head", [True, False])
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_description_is_what_was_written(
+        self, tmp_path: Path, family: str, tied_head: bool, scaling: RopeScaling
+    ) -> None:
+        model = TinyModel(family=family, tied_head=tied_head, rope_scaling=scaling)
+        assert describe_file(tmp_path, model) == model.spec()
+
+    def test_optional_keys_have_defaults(self, tmp_path: Path) -> None:
+        dropped = ["attention.head_count_kv", "attention.key_length", "attention.value_length"]
+        dropped += ["rope.freq_base", "vocab_size"]
+        model = TinyModel(num_kv_heads=4)
+        metadata: dict[str, Any] = {f"llama.{key}": None for key in dropped}
+        assert describe_file(tmp_path, model, metadata=metadata) == model.spec()
+
+    def test_equal_values_a_layer_are_one_value(self, tmp_path: Path) -> None:
+        metadata = {"llama.attention.head_count_kv": [2, 2]}
+        assert describe_file(tmp_path, metadata=metadata).num_kv_heads == 2
+
+    def test_spm_vocabulary_counts(self, tmp_path: Path) -> None:
+        model = TinyModel(vocabulary=spm_vocabulary())
+        assert describe_file(tmp_path, model).vocab_size == len(model.vocabulary.tokens)
+
+    def test_sparse_threshold_means_relu(self, tmp_path: Path) -> None:
+        spec = describe_file(tmp_path, metadata={"powerinfer.sparse_threshold": 0.0})
+        assert spec.feed_forward is FeedForwardKind.REGLU
+
+    def test_window_as_long_as_the_context_is_no_window(self, tmp_path: Path) -> None:
+        model = TinyModel(family="mistral")
+        metadata = {"mistral.attention.sliding_window": 256}
+        assert describe_file(tmp_path, model, metadata=metadata) == model.spec()
+
+    def test_tensor_map_names_every_role(self) -> None:
+        spec = TinyModel(family="qwen3").spec()
+        names = tensor_map(spec)
+        assert names.output == names.token_embd
+        assert names.layers[1].attn_q_norm == "blk.1.attn_q_norm.weight"
+        assert names.layers[1].attn_q_bias is None
+        assert set(tensor_shapes(spec)) == set(random_weights(TinyModel(family="qwen3")))
+
+
+def refusal(path: Path, model: TinyModel | None = None, **changes: Any) -> str:
+    """The one line with which a changed tiny model is refused."""
+    with pytest.raises(FormatError) as caught:
+        describe_file(path, model, **changes)
+    message = str(caught.value)
+    assert "tiny.gguf" in message
+    assert "\n" not in message
+    return message
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        "key",
+        [
+            "block_count",
+            "context_length",
+            "embedding_length",
+            "feed_forward_length",
+            "attention.head_count",
+            "attention.layer_norm_rms_epsilon",
+        ],
+    )
+    def test_missing_key_is_named(self, tmp_path: Path, key: str) -> None:
+        assert f"missing: llama.{key}" in refusal(tmp_path, metadata={f"llama.{key}": None})
+
+    def test_missing_keys_are_listed(self, tmp_path: Path) -> None:
+        dropped = {"llama.block_count": None, "llama.context_length": None}
+        message = refusal(tmp_path, metadata=dropped)
+        assert "llama.block_count, llama.context_length" in message
+
+    def test_missing_tensor_is_named(self, tmp_path: Path) -> None:
+        model = TinyModel(num_layers=3)
+        message = refusal(tmp_path, model, skip_tensors=("blk.2.ffn_down.weight",))
+        assert message.endswith("tensors missing: blk.2.ffn_down.weight")
+
+    def test_many_missing_tensors_are_counted(self, tmp_path: Path) -> None:
+        skipped = tuple(name for name in random_weights(TinyModel()) if ".ffn_" in name)
+        assert "and 3 more" in refusal(tmp_path, skip_tensors=skipped)
+
+    def test_missing_embedding_is_named(self, tmp_path: Path) -> None:
+        message = refusal(tmp_path, skip_tensors=("token_embd.weight",))
+        assert "missing: token_embd.weight" in message
+
+    def test_vocabulary_and_embedding_must_agree(self, tmp_path: Path) -> None:
+        message = refusal(tmp_path, metadata={"llama.vocab_size": 300})
+        assert "llama.vocab_size is 300, but token_embd.weight has 299 rows" in message
+        weights = random_weights(TinyModel())
+        weights["token_embd.weight"] = weights["token_embd.weight"][:200]
+        message = refusal(tmp_path, weights=weights, metadata={"llama.vocab_size": None})
+        assert "tokenizer.ggml.tokens is 299, but token_embd.weight has 200 rows" in message
+
+    def test_wrong_shape_names_both(self, tmp_path: Path) -> None:
+        weights = random_weights(TinyModel())
+        weights["blk.1.ffn_up.weight"] = weights["blk.1.ffn_up.weight"][:64]
+        message = refusal(tmp_path, weights=weights)
+        assert (
+            "blk.1.ffn_up.weight has shape (64, 64), but the metadata ask for (96, 64)" in message
+        )
+
+    def test_tensor_nobody_would_use_is_refused(self, tmp_path: Path) -> None:
+        weights = random_weights(TinyModel())
+        weights["blk.0.ffn_up.bias"] = np.zeros(96, np.float32)
+        assert "'blk.0.ffn_up.bias'" in refusal(tmp_path, weights=weights)
+
+    def test_unknown_architecture_lists_the_supported(self, tmp_path: Path) -> None:
+        message = refusal(tmp_path, metadata={"general.architecture": "mamba"})
+        assert "'mamba'" in message
+        assert SUPPORTED_FAMILIES in message
+
+    @pytest.mark.parametrize(
+        ("metadata", "expected"),
+        [
+            ({"general.architecture": "clip"}, "multimodal projector"),
+            ({"general.type": "mmproj"}, "multimodal projector"),
+            ({"general.type": "adapter"}, "LoRA adapter"),
+            ({"general.type": "imatrix"}, "importance matrix"),
+            ({"general.architecture": None}, "missing: general.architecture"),
+            ({"general.architecture": ""}, "missing: general.architecture"),
+            ({"llama.expert_count": 8}, "llama.expert_count"),
+            ({"llama.attention.sliding_window": 64}, "sliding-window"),
+            ({"llama.attention.value_length": 8}, "attention.value_length"),
+            ({"llama.attention.head_count_kv": [2, 1]}, "differs between layers"),
+            ({"llama.attention.head_count_kv": 3}, "cannot share"),
+            ({"llama.attention.scale": 0.5}, "attention.scale"),
+            ({"llama.logit_scale": 2.0}, "logit_scale"),
+            ({"llama.rope.scaling.type": "longrope"}, "'longrope'; supported: none linear yarn"),
+            ({"llama.rope.dimension_count": 7}, "rope.dimension_count is 7"),
+            ({"llama.rope.dimension_count": 32}, "rope.dimension_count is 32"),
+            ({"llama.rope.freq_base": -1.0}, "rope.freq_base"),
+            ({"llama.feed_forward_activation": "gelu"}, "'gelu' with a gate"),
+            ({"llama.block_count": 4_000_000_000}, "block_count"),
+            ({"llama.block_count": 1_000_000}, "block_count is 1000000"),
+            ({"llama.embedding_length": "64"}, "positive whole number"),
+            ({"llama.embedding_length": 0}, "positive whole number"),
+            ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "positive number"),
+            ({"llama.feed_forward_activation": 3}, "a string is expected"),
+        ],
+    )
+    def test_refusal_names_the_reason(
+        self, tmp_path: Path, metadata: dict[str, Any], expected: str
+    ) -> None:
+        assert expected in refusal(tmp_path, metadata=metadata)
+
+    def test_yarn_refuses_what_it_would_ignore(self, tmp_path: Path) -> None:
+        model = TinyModel(rope_scaling=RopeScaling.YARN)
+        key = "llama.rope.scaling.attn_factor"
+        assert key in refusal(tmp_path, model, metadata={key: 0.5})
+
+    def test_missing_bias_of_qwen2_is_named(self, tmp_path: Path) -> None:
+        model = TinyModel(family="qwen2")
+        message = refusal(tmp_path, model, skip_tensors=("blk.0.attn_k.bias",))
+        assert "missing: blk.0.attn_k.bias" in message
+
+    def test_scaling_tensor_must_fit(self, tmp_path: Path) -> None:
+        weights = random_weights(TinyModel())
+        weights["rope_freqs.weight"] = np.ones(3, np.float32)
+        assert "rope_freqs.weight has shape (3,)" in refusal(tmp_path, weights=weights)
+        weights["rope_freqs.weight"] = np.zeros(8, np.float32)
+        assert "not positive" in refusal(tmp_path, weights=weights)
+
+
+class TestFilesWithoutTensors:
+    def _write(self, path: Path, architecture: str | None, tokens: list[str] | None) -> Path:
+        writer = GGUFWriter(path, architecture or "llama")
+        if architecture is None:
+            writer.kv_data[0].clear()
+        if tokens is not None:
+            writer.add_token_list(tokens)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    @pytest.mark.parametrize(
+        ("architecture", "tokens", "expected"),
+        [
+            (None, None, "an empty GGUF"),
+            ("llama", None, "no tensors"),
+            ("llama", ["a"], "a vocabulary only"),
+        ],
+    )
+    def test_file_without_tensors_is_named(
+        self, tmp_path: Path, architecture: str | None, tokens: list[str] | None, expected: str
+    ) -> None:
+        header = read_header(self._write(tmp_path / "none.gguf", architecture, tokens))
+        with pytest.raises(FormatError, match=expected):
+            describe(header)
+
+
+def test_unsupported_is_a_format_error(tmp_path: Path) -> None:
+    model = replace(TinyModel(), activation="relu", has_gate=False)
+    assert describe_file(tmp_path, model).feed_forward is FeedForwardKind.RELU
+    with pytest.raises(UnsupportedError):
+        describe_file(tmp_path, metadata={"general.architecture": "gpt2"})

@@ -1,0 +1,81 @@
+"""Every family's logits: the numpy forward pass against `transformers`, stored and live."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polyneuron.io.gguf_file import read_header
+from polyneuron.kernels.gemv import FeedForwardKind, RopeLayout
+from polyneuron.model.architecture import describe
+from polyneuron.model.spec import ModelSpec, RopeScaling
+from tests.support.families import FAMILY_CASES, gguf_path, golden_path
+from tests.support.reference_model import ReferenceModel
+from tests.support.tiny_gguf import TinyModel, write_tiny_gguf
+
+TOLERANCE = 1e-4
+
+
+def deviation(model: ReferenceModel, case: str) -> float:
+    """Largest difference from the stored logits."""
+    with np.load(golden_path(case)) as golden:
+        return float(np.abs(model.logits(golden["token_ids"]) - golden["logits"]).max())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("case", FAMILY_CASES)
+def test_logits_equal_the_golden(case: str, dtype: type) -> None:
+    assert deviation(ReferenceModel(gguf_path(case), dtype), case) < TOLERANCE
+
+
+@pytest.mark.parametrize("case", FAMILY_CASES)
+def test_stored_file_is_what_the_builder_describes(case: str) -> None:
+    assert describe(read_header(gguf_path(case))) == FAMILY_CASES[case].spec()
+
+
+def _other_rope(spec: ModelSpec) -> ModelSpec:
+    layout = RopeLayout(1 - spec.rope.layout)
+    return replace(spec, rope=replace(spec.rope, layout=layout))
+
+
+def _no_scaling(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, rope=replace(spec.rope, scaling=RopeScaling.NONE))
+
+
+def _silu(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, feed_forward=FeedForwardKind.SILU)
+
+
+@pytest.mark.parametrize(
+    ("case", "change"),
+    [
+        ("llama_tied", _other_rope),
+        ("qwen2", _other_rope),
+        ("llama3_scaling", _no_scaling),
+        ("llama_linear_scaling", _no_scaling),
+        ("qwen2_yarn", _no_scaling),
+        ("bamboo", _silu),
+        ("llama_reglu", _silu),
+    ],
+)
+def test_goldens_tell_variants_apart(case: str, change: object) -> None:
+    """A wrong description must not pass: the goldens are sensitive to what they are about."""
+    assert callable(change)
+    model = ReferenceModel(gguf_path(case))
+    model.spec = change(model.spec)
+    assert deviation(model, case) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("case", FAMILY_CASES)
+def test_logits_equal_transformers_live(case: str, tmp_path: Path) -> None:
+    """Fresh weights, so that nothing stored is trusted."""
+    torch = pytest.importorskip("torch", reason="extra `reference` is not installed")
+    pytest.importorskip("transformers", reason="extra `reference` is not installed")
+    from tests.support.transformers_reference import transformers_logits
+
+    model: TinyModel = replace(FAMILY_CASES[case], seed=1000)
+    reference = ReferenceModel(write_tiny_gguf(tmp_path / "live.gguf", model))
+    token_ids = np.random.default_rng(3).integers(0, reference.spec.vocab_size, 50)
+    expected = transformers_logits(reference.spec, reference.weights, token_ids, torch.float64)
+    assert np.abs(reference.logits(token_ids) - expected).max() < TOLERANCE

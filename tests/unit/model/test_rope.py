@@ -1,0 +1,43 @@
+"""The table of rotations: values, shapes, scalings."""
+
+import numpy as np
+import pytest
+
+from polyneuron.kernels.gemv import RopeLayout
+from polyneuron.model.rope import rope_frequencies, rope_table
+from polyneuron.model.spec import RopeScaling, RopeSpec, YarnSpec
+
+PLAIN = RopeSpec(RopeLayout.HALVES, 8, 10000.0)
+
+
+def test_table_is_float32_of_float64() -> None:
+    cos, sin = rope_table(PLAIN, 100_000)
+    angle = 99_999.0 * 10000.0 ** (-2 / 8)
+    assert cos.dtype == sin.dtype == np.float32
+    assert cos.shape == sin.shape == (100_000, 4)
+    assert cos[-1, 1] == np.float32(np.cos(angle))
+    assert sin[-1, 1] == np.float32(np.sin(angle))
+
+
+def test_linear_scaling_stretches_positions() -> None:
+    stretched = RopeSpec(RopeLayout.HALVES, 8, 10000.0, RopeScaling.LINEAR, 4.0)
+    assert (rope_table(stretched, 9)[0][8] == rope_table(PLAIN, 3)[0][2]).all()
+
+
+def test_llama3_scaling_divides_frequencies() -> None:
+    factors = (1.0, 2.0, 4.0, 8.0)
+    spec = RopeSpec(RopeLayout.HALVES, 8, 10000.0, RopeScaling.LLAMA3, frequency_factors=factors)
+    ratio = rope_frequencies(PLAIN)[0] / rope_frequencies(spec)[0]
+    assert ratio == pytest.approx(factors)
+
+
+def test_yarn_keeps_fast_and_divides_slow_pairs() -> None:
+    yarn = YarnSpec(original_context=32768)
+    spec = RopeSpec(RopeLayout.HALVES, 128, 1e6, RopeScaling.YARN, 4.0, yarn=yarn)
+    plain = RopeSpec(RopeLayout.HALVES, 128, 1e6)
+    scaled, magnitude = rope_frequencies(spec)
+    ratio = rope_frequencies(plain)[0] / scaled
+    assert ratio[0] == pytest.approx(1.0)
+    assert ratio[-1] == pytest.approx(4.0)
+    assert (np.diff(ratio) >= -1e-12).all()
+    assert magnitude == pytest.approx(1.0 + 0.1 * np.log(4.0))
