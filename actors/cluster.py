@@ -86,6 +86,7 @@ class PrivateCluster:
         self._cleanup = contextlib.ExitStack()
         self._processes: list[ProcessId] = []
         self._temp_dir: Path | None = None
+        self._sigterm = SigtermGuard()
 
     @property
     def temp_dir(self) -> Path:
@@ -116,6 +117,7 @@ class PrivateCluster:
                 "cluster: call ray.shutdown() first, or run it in a process of its own"
             )
         self._config.check_room()
+        self._sigterm = SigtermGuard()
         base = choose_base()
         sweep(base)
         try:
@@ -135,9 +137,9 @@ class PrivateCluster:
         from polyneuron.actors import ray_internals
 
         ray_internals.forget_token()
-        self._cleanup.enter_context(ray_internals.prints_into(private.path / "driver.log"))
-        sigterm = SigtermGuard()
-        self._cleanup.callback(sigterm.restore)
+        output = ray_internals.RayOutput(private.path / "driver.log")
+        self._cleanup.callback(output.restore)
+        output.take_logger()
         started = ray_internals.RayProcesses()
         self._processes = started.started
         self._cleanup.callback(started.close)
@@ -153,30 +155,35 @@ class PrivateCluster:
                 log_to_driver=False,
                 configure_logging=False,
                 logging_level=logging.ERROR,
-                _temp_dir=str(private.path),
+                _temp_dir=str(private.for_ray),
                 _plasma_directory=SHM_PATH,
                 _system_config=dict(_SYSTEM_CONFIG),
             )
-        sigterm.install()
+        output.take_logger()
+        self._sigterm.install()
 
     def stop(self) -> None:
         """Stop Ray and see to it that every process and file is gone; safe to call again."""
         if self._temp_dir is None:
             return
         atexit.unregister(self.stop)
-        with signals_deferred():
-            self._processes = sorted(
-                {*self._processes, *self._own_descendants()}, key=lambda process: process.pid
-            )
-            watchdog = threading.Timer(_STOP_BOUND_S, self._kill_processes)
-            watchdog.daemon = True
-            watchdog.start()  # ends what an orderly shutdown hangs on
-            try:
-                self._cleanup.close()
-            finally:
-                watchdog.cancel()
-                self._temp_dir = None
-                self._processes = []
+        try:
+            with signals_deferred():
+                self._stop_processes()
+        finally:
+            self._sigterm.restore()
+
+    def _stop_processes(self) -> None:
+        self._processes = self._own_descendants()
+        watchdog = threading.Timer(_STOP_BOUND_S, self._kill_processes)
+        watchdog.daemon = True
+        watchdog.start()  # ends what an orderly shutdown hangs on
+        try:
+            self._cleanup.close()
+        finally:
+            watchdog.cancel()
+            self._temp_dir = None
+            self._processes = []
 
     def processes(self) -> list[ProcessId]:
         """Ray's living processes of this cluster, actors included."""

@@ -22,6 +22,9 @@ _RAY_ENVIRONMENT: Final[Mapping[str, str]] = {
     "RAY_ROTATION_MAX_BYTES": str(1 << 20),
 }
 
+# Besides its own, Ray sets Python's breakpoint hook on import.
+_TOUCHED_BY_RAY: Final = ("RAY_", "POLYNEURON_RAY_", "PYTHONBREAKPOINT")
+
 
 @contextlib.contextmanager
 def private_environment() -> Iterator[None]:
@@ -39,7 +42,7 @@ def private_environment() -> Iterator[None]:
 
 
 def _take_ray_variables() -> dict[str, str]:
-    names = [name for name in os.environ if name.startswith(("RAY_", "POLYNEURON_RAY_"))]
+    names = [name for name in os.environ if name.startswith(_TOUCHED_BY_RAY)]
     return {name: os.environ.pop(name) for name in names}
 
 

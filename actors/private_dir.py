@@ -16,7 +16,10 @@ _LOCK_NAME = "owner.lock"
 _MAX_SOCKET_PATH_BYTES = 107
 # Ray puts /session_<date>_<time>_<microseconds>_<pid>/sockets/plasma_store below it.
 _SESSION_PATH_BYTES = len("/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store")
-_MAX_BASE_BYTES = _MAX_SOCKET_PATH_BYTES - _SESSION_PATH_BYTES - len(f"/{PREFIX}12345678")
+_RAY_NAME = "r"
+_MAX_BASE_BYTES = (
+    _MAX_SOCKET_PATH_BYTES - _SESSION_PATH_BYTES - len(f"/{PREFIX}12345678/{_RAY_NAME}")
+)
 
 
 def choose_base() -> Path:
@@ -43,6 +46,11 @@ class PrivateDir:
         os.write(self._lock, f"{os.getpid()}\n".encode())
         # Under its final name only once it is locked: a sweeper never sees it free.
         pending.rename(self.path / _LOCK_NAME)
+
+    @property
+    def for_ray(self) -> Path:
+        """A directory below, since Ray opens the one it is given to all users."""
+        return self.path / _RAY_NAME
 
     def remove(self) -> None:
         """Delete the directory with all it holds."""

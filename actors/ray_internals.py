@@ -117,6 +117,20 @@ def _replace_worker_script(command: list[str]) -> list[str]:
     ]
 
 
+def _detached(popen: Callable[..., Any]) -> Callable[..., Any]:
+    """Start in a session of its own: Ctrl-C at the terminal is for the program to handle.
+
+    Were Ray's processes to end at once, an orderly shutdown would wait for them in vain.
+    """
+
+    def start(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("stdin") is None:
+            kwargs["stdin"] = subprocess.DEVNULL
+        return popen(*args, **kwargs, start_new_session=True)
+
+    return start
+
+
 class RayProcesses:
     """Starts Ray's processes, without the unneeded ones, and remembers them."""
 
@@ -137,6 +151,8 @@ class RayProcesses:
             if services is not None and hasattr(services, "start_ray_process"):
                 starter = services.start_ray_process
                 _swap(undo, services, "start_ray_process", self._wrap(starter))
+            if services is not None and hasattr(services, "ConsolePopen"):
+                _swap(undo, services, "ConsolePopen", _detached(services.ConsolePopen))
             yield
 
     def reap(self) -> None:
@@ -167,27 +183,33 @@ def _swap(undo: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None
     setattr(owner, name, value)
 
 
-@contextlib.contextmanager
-def prints_into(log_path: Path) -> Iterator[None]:
-    """While inside, what Ray prints or logs in this process goes to a file.
+class RayOutput:
+    """Sends what Ray prints or logs in this process to a file.
 
     When an actor dies, a thread of Ray prints a paragraph to the caller's standard output.
     """
-    handler = logging.FileHandler(log_path, delay=True, errors="replace")
-    logger = logging.getLogger("ray")
-    worker = _find("ray._private.worker")
 
-    def keep(message: dict[str, Any], *_args: Any, **_kwargs: Any) -> None:
-        for line in message.get("lines", []):
-            logger.error("%s", line)
-
-    with contextlib.ExitStack() as undo:
-        undo.callback(handler.close)
-        _swap(undo, logger, "propagate", False)
-        _swap(undo, logger, "handlers", [handler])
+    def __init__(self, log_path: Path) -> None:
+        self._handler = logging.FileHandler(log_path, delay=True, errors="replace")
+        self._undo = contextlib.ExitStack()
+        self._undo.callback(self._handler.close)
+        worker = _find("ray._private.worker")
         if worker is not None and hasattr(worker, "print_to_stdstream"):
-            _swap(undo, worker, "print_to_stdstream", keep)
-        yield
+            _swap(self._undo, worker, "print_to_stdstream", self._keep)
+
+    def take_logger(self) -> None:
+        """Redirect Ray's logger; needed again after `ray.init`, which clears its handlers."""
+        logger = logging.getLogger("ray")
+        _swap(self._undo, logger, "propagate", False)
+        _swap(self._undo, logger, "handlers", [self._handler])
+
+    def restore(self) -> None:
+        """Give Ray its output back."""
+        self._undo.close()
+
+    def _keep(self, message: dict[str, Any], *_args: Any, **_kwargs: Any) -> None:
+        for line in message.get("lines", []):
+            self._handler.handle(logging.makeLogRecord({"msg": line}))
 
 
 def forget_token() -> None:
