@@ -5,7 +5,7 @@ one maps the file, walks the header once and checks every count, product and off
 """
 
 import mmap
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from polyneuron.errors import FormatError, UnsupportedError
 from polyneuron.io.file_kind import HEAD_BYTES, check_gguf_magic, check_regular_file
 from polyneuron.io.ggml_types import SUPPORTED_NAMES, why_unsupported
 from polyneuron.io.gguf_tensors import GgufTensor, place_tensors, read_table
-from polyneuron.io.gguf_values import U32, U64, GgufReader, quoted
+from polyneuron.io.gguf_values import U32, U64, GgufReader, quoted, quoted_value
 
 __all__ = ["GgufHeader", "GgufTensor", "check_supported", "read_header", "read_vector"]
 
@@ -30,18 +30,18 @@ MIN_KEY_BYTES = 8 + 4 + 1
 MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class GgufHeader:
     """What a GGUF says before its tensor data."""
 
     path: Path
     version: int
-    metadata: dict[str, Any]
-    tensors: tuple[GgufTensor, ...]
+    metadata: dict[str, Any] = field(repr=False)
+    tensors: tuple[GgufTensor, ...] = field(repr=False)
     alignment: int
     data_offset: int
     file_bytes: int
-    by_name: dict[str, GgufTensor]
+    by_name: dict[str, GgufTensor] = field(repr=False)
 
     def tensor(self, name: str) -> GgufTensor:
         """The tensor of that name, or FormatError naming file and tensor."""
@@ -142,7 +142,7 @@ def _alignment(reader: GgufReader, metadata: dict[str, Any]) -> int:
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     is_power = isinstance(alignment, int) and alignment >= 8 and alignment & (alignment - 1) == 0
     if not is_power:
-        shown = quoted(str(alignment))
+        shown = quoted_value(alignment)
         reader.fail(f"general.alignment is {shown}; it must be a power of two of at least 8")
     return int(alignment)
 

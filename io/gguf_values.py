@@ -39,6 +39,13 @@ def quoted(text: str) -> str:
     return ascii(text if len(text) <= 80 else text[:77] + "...")
 
 
+def quoted_value(value: object) -> str:
+    """A metadata value as it may stand in a one-line message; of an array only its length."""
+    if isinstance(value, np.ndarray | list):
+        return f"an array of {len(value)} values"
+    return quoted(value if isinstance(value, str) else str(value))
+
+
 class GgufReader:
     """A cursor over the mapped file; every step is checked against the file's length."""
 

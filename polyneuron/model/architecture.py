@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 from enum import Enum
 
-import numpy as np
-
 from polyneuron.errors import FormatError, UnsupportedError
 from polyneuron.io.gguf_file import GgufHeader
-from polyneuron.io.gguf_values import quoted
+from polyneuron.io.gguf_values import quoted, quoted_value
 from polyneuron.kernels.gemv import FeedForwardKind, RopeLayout
 from polyneuron.model.metadata import ModelKeys
 from polyneuron.model.rope import ROPE_FREQS, read_rope
@@ -197,7 +195,7 @@ def _check_window(keys: ModelKeys, spec: ModelSpec) -> None:
     window = keys.get("attention.sliding_window")
     reaches_all = isinstance(window, int) and (window == 0 or window >= spec.context_length)
     if window is not None and not reaches_all:
-        shown = quoted(str(window.tolist() if isinstance(window, np.ndarray) else window))
+        shown = quoted_value(window)
         keys.unsupported(
             f"sliding-window attention ({spec.family}.attention.sliding_window = {shown}) is not "
             f"supported; supported: {SUPPORTED_FAMILIES} with full attention"

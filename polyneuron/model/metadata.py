@@ -7,7 +7,7 @@ import numpy as np
 
 from polyneuron.errors import FormatError, UnsupportedError
 from polyneuron.io.gguf_file import GgufHeader
-from polyneuron.io.gguf_values import quoted
+from polyneuron.io.gguf_values import quoted_value
 
 MAX_COUNT = 1 << 31
 
@@ -50,7 +50,7 @@ class ModelKeys:
         if isinstance(value, np.ndarray):
             self.unsupported(f"{self.architecture}.{key} differs between layers")
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < MAX_COUNT:
-            shown = quoted(str(value))
+            shown = quoted_value(value)
             self.fail(f"{self.architecture}.{key} is {shown}; a positive whole number is expected")
         return value
 
@@ -64,7 +64,7 @@ class ModelKeys:
             return 1.0
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value) or value <= 0:
-            shown = quoted(str(value))
+            shown = quoted_value(value)
             self.fail(f"{self.architecture}.{key} is {shown}; a positive number is expected")
         return float(value)
 
@@ -72,13 +72,12 @@ class ModelKeys:
         """A string, or None when the key is absent."""
         value = self.get(key)
         if value is not None and not isinstance(value, str):
-            self.fail(f"{self.architecture}.{key} is {quoted(str(value))}; a string is expected")
+            self.fail(f"{self.architecture}.{key} is {quoted_value(value)}; a string is expected")
         return value
 
     def refuse_unless(self, key: str, *neutral: object) -> None:
         """UnsupportedError when a key that would change the arithmetic has another value."""
         value = self.get(key)
-        if isinstance(value, np.ndarray):
-            value = value.tolist()
-        if value is not None and value not in neutral:
-            self.unsupported(f"{self.architecture}.{key} = {quoted(str(value))} is not supported")
+        is_array = isinstance(value, np.ndarray | list)
+        if value is not None and (is_array or value not in neutral):
+            self.unsupported(f"{self.architecture}.{key} = {quoted_value(value)} is not supported")
