@@ -1,4 +1,4 @@
-"""Scripted runs: a device, a model, a workload and faults, replayed on the real actors or simulated.
+"""Scripted runs: a device, a model, a workload and faults, replayed on real actors or simulated.
 
 A scenario is a data file; the modules here read it, play it and check what must hold throughout.
 """

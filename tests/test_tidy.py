@@ -250,7 +250,9 @@ class TestScanners:
         assert list(c_functions(code)) == [("f", 8), ("g", 1)]
 
     def test_python_functions_are_measured(self) -> None:
-        code = "def f():\n    def g(): pass\n    return g\nclass A:\n    async def h(self):\n        1\n"
+        code = (
+            "def f():\n    def g(): pass\n    return g\nclass A:\n    async def h(self):\n        1"
+        )
         assert sorted(python_functions(code)) == [("f", 3), ("g", 1), ("h", 2)]
 
     def test_imports_are_found_anywhere(self) -> None:
