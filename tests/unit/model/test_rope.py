@@ -41,3 +41,26 @@ def test_yarn_keeps_fast_and_divides_slow_pairs() -> None:
     assert ratio[-1] == pytest.approx(4.0)
     assert (np.diff(ratio) >= -1e-12).all()
     assert magnitude == pytest.approx(1.0 + 0.1 * np.log(4.0))
+
+
+def test_yarn_equals_transformers_live() -> None:
+    """Qwen2.5's published setting, where some pairs lie between the two bounds."""
+    pytest.importorskip("torch", reason="extra `reference` is not installed")
+    pytest.importorskip("transformers", reason="extra `reference` is not installed")
+    from transformers import Qwen2Config
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    parameters = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}
+    parameters["original_max_position_embeddings"] = 32768
+    config = Qwen2Config(
+        hidden_size=512,
+        num_attention_heads=4,
+        max_position_embeddings=131072,
+        rope_parameters=parameters,
+    )
+    expected, magnitude = ROPE_INIT_FUNCTIONS["yarn"](config, "cpu")
+    yarn = YarnSpec(original_context=32768)
+    spec = RopeSpec(RopeLayout.HALVES, 128, 1e6, RopeScaling.YARN, 4.0, yarn=yarn)
+    frequencies, own_magnitude = rope_frequencies(spec)
+    np.testing.assert_allclose(frequencies, expected.numpy(), rtol=1e-5)
+    assert own_magnitude == pytest.approx(magnitude)
