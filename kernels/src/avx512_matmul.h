@@ -18,23 +18,6 @@ ALWAYS_INLINE size_t block_bytes(const int type)
         : type == STORAGE_Q4M ? sizeof(struct q4m_tile_block) : sizeof(struct q8_tile_block);
 }
 
-/* One half of a tile block as eight registers of unsigned bytes, columns 4g..4g+3 in w[g]. */
-ALWAYS_INLINE void unpack_half(const int type, __m512i w[8], const uint8_t *quants)
-{
-    const __m512i nibble = _mm512_set1_epi8(15);
-    if (type == STORAGE_Q8) {
-        for (int g = 0; g < 8; g++)
-            w[g] = _mm512_xor_si512(_mm512_loadu_si512(quants + 128 * g),
-                                    _mm512_set1_epi8((char)0x80));
-        return;
-    }
-    for (int g = 0; g < 4; g++) {
-        __m512i packed = _mm512_loadu_si512(quants + 128 * g);
-        w[g] = _mm512_and_si512(packed, nibble);
-        w[g + 4] = _mm512_and_si512(_mm512_srli_epi16(packed, 4), nibble);
-    }
-}
-
 ALWAYS_INLINE __m512i broadcast_4(const int8_t *quants)
 {
     int32_t word;
@@ -42,62 +25,77 @@ ALWAYS_INLINE __m512i broadcast_4(const int8_t *quants)
     return _mm512_set1_epi32(word);
 }
 
-/* acc (16 rows) + one block of one token */
-ALWAYS_INLINE __m512 add_block(const int type, __m512 acc, const __m512i w[8], __m512 scale,
-                               __m512 min, const struct act_block *x)
+/* What the unsigned form of the weights adds too much: 8 * sum, 128 * sum or nothing. */
+ALWAYS_INLINE __m512i minus_offset(const int type, const struct act_block *x)
 {
-    const __m512i sum = _mm512_set1_epi32(x->sum);
-    __m512i isum = _mm512_setzero_si512();
-    if (type != STORAGE_Q4M)
-        isum = _mm512_sub_epi32(isum, _mm512_slli_epi32(sum, type == STORAGE_Q4 ? 3 : 7));
-    for (int g = 0; g < 8; g++)
-        isum = _mm512_dpbusd_epi32(isum, w[g], broadcast_4(x->quants + 4 * g));
-    __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(isum), scale);
+    const __m512i zero = _mm512_setzero_si512(), sum = _mm512_set1_epi32(x->sum);
     if (type == STORAGE_Q4M)
-        scaled = _mm512_add_ps(scaled, _mm512_mul_ps(min, _mm512_cvtepi32_ps(sum)));
-    return _mm512_add_ps(acc, _mm512_mul_ps(scaled, _mm512_set1_ps(x->scale)));
+        return zero;
+    return _mm512_sub_epi32(zero, _mm512_slli_epi32(sum, type == STORAGE_Q4 ? 3 : 7));
 }
 
-/* `halves` halves of a tile from row 16 * first_half on, x (tokens, num_blocks) -> out */
-ALWAYS_INLINE void tile_quant(const int type, const int tokens, const int halves, int first_half,
-                              float *out, size_t out_stride, const uint8_t *tile,
-                              size_t num_blocks, const struct act_block *x)
+/* isum (tokens, 2 halves) += columns 4g..4g+3 (and, for 4-bit weights, 16+4g..16+4g+3) */
+ALWAYS_INLINE void add_columns(const int type, const int tokens, __m512i isum[4][2],
+                               const uint8_t *quants, int g, const struct act_block *x,
+                               size_t num_blocks)
 {
-    __m512 acc[8][2];
+    const __m512i nibble = _mm512_set1_epi8(15);
+    __m512i low[2], high[2];
+    for (int h = 0; h < 2; h++) {
+        __m512i packed = _mm512_loadu_si512(quants + 128 * g + 64 * h);
+        low[h] = type == STORAGE_Q8 ? _mm512_xor_si512(packed, _mm512_set1_epi8((char)0x80))
+                                    : _mm512_and_si512(packed, nibble);
+        high[h] = _mm512_and_si512(_mm512_srli_epi16(packed, 4), nibble);
+    }
+    for (int t = 0; t < tokens; t++) {
+        const int8_t *acts = x[t * num_blocks].quants + 4 * g;
+        for (int h = 0; h < 2; h++) {
+            isum[t][h] = _mm512_dpbusd_epi32(isum[t][h], low[h], broadcast_4(acts));
+            if (type != STORAGE_Q8)
+                isum[t][h] = _mm512_dpbusd_epi32(isum[t][h], high[h], broadcast_4(acts + 16));
+        }
+    }
+}
+
+/* acc (tokens, 2 halves) += the block's terms */
+ALWAYS_INLINE void add_terms(const int type, const int tokens, vf acc[4][2], __m512i isum[4][2],
+                             const uint16_t *header, const struct act_block *x, size_t num_blocks)
+{
+    for (int h = 0; h < 2; h++) {
+        const vf scale = load_f16(header + HALF_ROWS * h);
+        for (int t = 0; t < tokens; t++) {
+            const struct act_block *acts = x + t * num_blocks;
+            vf scaled = (vf)_mm512_cvtepi32_ps(isum[t][h]) * scale;
+            if (type == STORAGE_Q4M)
+                scaled = scaled + load_f16(header + TILE_ROWS + HALF_ROWS * h)
+                    * (vf)_mm512_cvtepi32_ps(_mm512_set1_epi32(acts->sum));
+            acc[t][h] = acc[t][h] + scaled * acts->scale;
+        }
+    }
+}
+
+/* One tile, x (tokens, num_blocks) -> out (tokens, 32). Both halves share the activations, the
+ * tokens share the unpacked weights, and all sums stay in registers. */
+ALWAYS_INLINE void tile_quant(const int type, const int tokens, float *out, size_t out_stride,
+                              const uint8_t *tile, size_t num_blocks, const struct act_block *x)
+{
+    vf acc[4][2];
     for (int t = 0; t < tokens; t++)
-        acc[t][0] = acc[t][1] = _mm512_setzero_ps();
-    for (size_t b = 0; b < num_blocks; b++, tile += block_bytes(type)) {
+        acc[t][0] = acc[t][1] = (vf){0};
+    for (size_t b = 0; b < num_blocks; b++, x++, tile += block_bytes(type)) {
         if (tokens == 1)
             for (size_t line = 0; line < block_bytes(type); line += 64)
                 _mm_prefetch((const char *)tile + PREFETCH_BYTES + line, _MM_HINT_T0);
-        for (int h = 0; h < halves; h++) {
-            const size_t row = HALF_ROWS * (size_t)(first_half + h);
-            const uint16_t *header = (const uint16_t *)tile + row;
-            __m512i w[8];
-            unpack_half(type, w, tile + header_bytes(type) + 4 * row);
-            __m512 scale = load_f16(header);
-            __m512 min = scale;
-            if (type == STORAGE_Q4M)
-                min = load_f16(header + TILE_ROWS);
-            for (int t = 0; t < tokens; t++)
-                acc[t][h] = add_block(type, acc[t][h], w, scale, min, x + t * num_blocks + b);
-        }
+        __m512i isum[4][2];
+        for (int t = 0; t < tokens; t++)
+            isum[t][0] = isum[t][1] = minus_offset(type, x + t * num_blocks);
+        for (int g = 0; g < (type == STORAGE_Q8 ? 8 : 4); g++)
+            add_columns(type, tokens, isum, tile + header_bytes(type), g, x, num_blocks);
+        add_terms(type, tokens, acc, isum, (const void *)tile, x, num_blocks);
     }
     for (int t = 0; t < tokens; t++)
-        for (int h = 0; h < halves; h++)
-            _mm512_storeu_ps(out + t * out_stride + HALF_ROWS * (first_half + h), acc[t][h]);
-}
-
-ALWAYS_INLINE void tile_quant_tokens(const int type, const int tokens, float *out,
-                                     size_t out_stride, const uint8_t *tile, size_t num_blocks,
-                                     const struct act_block *x)
-{
-    if (tokens <= 2) {              /* a few tokens: one linear pass over the tile */
-        tile_quant(type, tokens, 2, 0, out, out_stride, tile, num_blocks, x);
-    } else {                        /* many: the registers hold one half for all tokens */
-        tile_quant(type, tokens, 1, 0, out, out_stride, tile, num_blocks, x);
-        tile_quant(type, tokens, 1, 1, out, out_stride, tile, num_blocks, x);
-    }
+        for (int h = 0; h < 2; h++)
+            store(out + t * out_stride + HALF_ROWS * h, acc[t][h]);
 }
 
 /* w (num_tiles), x (num_tokens, num_blocks) of one panel -> out */
@@ -107,22 +105,17 @@ ALWAYS_INLINE void panel_quant(const int type, float *out, size_t out_stride, co
 {
     for (size_t i = 0; i < num_tiles; i++, w += num_blocks * block_bytes(type), out += TILE_ROWS) {
         size_t t = 0;
-        for (; t + 8 <= num_tokens; t += 8)
-            tile_quant_tokens(type, 8, out + t * out_stride, out_stride, w, num_blocks,
-                              x + t * num_blocks);
-        if (t + 4 <= num_tokens) {
-            tile_quant_tokens(type, 4, out + t * out_stride, out_stride, w, num_blocks,
-                              x + t * num_blocks);
-            t += 4;
-        }
+        for (; t + 4 <= num_tokens; t += 4)
+            tile_quant(type, 4, out + t * out_stride, out_stride, w, num_blocks,
+                       x + t * num_blocks);
         if (t + 2 <= num_tokens) {
-            tile_quant_tokens(type, 2, out + t * out_stride, out_stride, w, num_blocks,
-                              x + t * num_blocks);
+            tile_quant(type, 2, out + t * out_stride, out_stride, w, num_blocks,
+                       x + t * num_blocks);
             t += 2;
         }
         if (t < num_tokens)
-            tile_quant_tokens(type, 1, out + t * out_stride, out_stride, w, num_blocks,
-                              x + t * num_blocks);
+            tile_quant(type, 1, out + t * out_stride, out_stride, w, num_blocks,
+                       x + t * num_blocks);
     }
 }
 
