@@ -1,0 +1,229 @@
+"""The coordinator's shell: one thread runs steps, Ray methods hand it requests."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from polyneuron.actors.coordinator import CoordinatorState, RequestStatus, StepPlan
+from polyneuron.actors.messages import SubmitRequest
+from polyneuron.actors.sequence_run import Mailbox, SequenceRun
+from polyneuron.actors.shells import attach_arena
+from polyneuron.actors.step_runner import MAX_RECOVERIES, StepRunner
+from polyneuron.actors.supervisor import Supervisor
+from polyneuron.errors import EngineError
+from polyneuron.io.weight_reader import ReadReport, WeightRead
+from polyneuron.kernels import isa
+from polyneuron.kernels.arena import monotonic_ns
+from polyneuron.model.spec import ModelSpec
+from polyneuron.planning.layout import ArenaLayout
+
+RESTART_TIMEOUT_S = 30.0
+UNWIND_TIMEOUT_NS = 5_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """Handles of the actors the coordinator commands."""
+
+    io_actor: Any
+    cache_actor: Any
+    executors: dict[int, Any]
+    """executor place -> handle of the actor that holds it"""
+
+
+class CoordinatorShell:
+    """Requests, phases, steps, sampling of one node."""
+
+    def __init__(self, refs: list[Any], spec: ModelSpec, layout: ArenaLayout) -> None:
+        isa.select()
+        self._arena = attach_arena(refs)
+        self._layout = layout
+        self._runner = StepRunner(self._arena, spec, layout)
+        self._state = CoordinatorState(layout.config, layout.num_kv_blocks)
+        self._runs: dict[int, SequenceRun] = {}
+        self._ended: dict[int, bytes] = {}
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._dry = False
+        self._recoveries = 0
+
+    @ray.method(concurrency_group="control")
+    def start(self, crew: Crew) -> ReadReport:
+        """Meet the crew, have the executors serve and the fixed region read."""
+        self._crew = crew
+        self._supervisor = Supervisor(self._arena, tuple(crew.executors))
+        self._serve(list(crew.executors))
+        return self._read_fixed()
+
+    def _serve(self, executors: list[int]) -> None:
+        """Attach the actors that hold these places and let them serve; bounded."""
+        actors = {self._crew.executors[i]: None for i in executors}
+        ray.get([actor.attach.remote() for actor in actors], timeout=RESTART_TIMEOUT_S)
+        for index, actor in self._crew.executors.items():
+            if actor in actors:
+                actor.serve.remote(index)
+
+    def _read_fixed(self) -> ReadReport:
+        names = ray.get(self._crew.cache_actor.admit_fixed.remote())
+        weights = self._layout.weights
+        reads = [
+            WeightRead(w.tensor, w.storage, w.offset, w.num_bytes)
+            for w in (weights[name] for name in names)
+        ]
+        try:
+            report: ReadReport = ray.get(self._crew.io_actor.read.remote(reads))
+        except Exception:
+            ray.get(self._crew.cache_actor.read_failed.remote(names))
+            raise
+        ray.get(self._crew.cache_actor.landed.remote(names))
+        return report
+
+    # ---- requests
+
+    @ray.method(concurrency_group="control")
+    def submit(self, descriptor: bytes) -> None:
+        """Queue a `SubmitRequest`."""
+        request = SubmitRequest.unpack(descriptor)
+        mailbox = Mailbox(self._arena, self._layout, request.mailbox)
+        mailbox.clear()
+        with self._changed:
+            sequence = self._state.submit(request)
+            self._runs[request.request_id] = SequenceRun.start(sequence, mailbox)
+            self._changed.notify()
+
+    @ray.method(concurrency_group="control")
+    def cancel(self, request_id: int) -> None:
+        """End a request at the next token; unknown or ended ones are no error."""
+        with self._changed:
+            sequence = self._state.cancel(request_id)
+            if sequence is not None:
+                self._end(self._runs[request_id])
+
+    @ray.method(concurrency_group="control")
+    def take_outcome(self, request_id: int) -> bytes:
+        """The `RequestOutcome` of an ended request, once."""
+        with self._changed:
+            return self._ended.pop(request_id)
+
+    @ray.method(concurrency_group="control")
+    def set_dry(self, dry: bool) -> None:
+        """Whether steps skip their kernels: measures what everything else costs."""
+        self._dry = dry
+
+    @ray.method(concurrency_group="control")
+    def stop(self) -> None:
+        """End the loop and everything in it."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._arena.stop()
+
+    # ---- the loop
+
+    @ray.method(concurrency_group="loop")
+    def run(self) -> None:
+        """Run steps while there are sequences; sleep while there are none."""
+        while True:
+            with self._changed:
+                plan = self._next_plan()
+                while plan is None and not self._stopping:
+                    self._changed.wait()
+                    plan = self._next_plan()
+                if self._stopping or plan is None:
+                    self._fail_all("stopped", None)
+                    return
+            self._perform(plan)
+
+    def _next_plan(self) -> StepPlan | None:
+        for sequence in self._state.admit():
+            self._runner.place_sequence(sequence)
+            self._runs[sequence.request.request_id].start_ns = monotonic_ns()
+        return self._state.schedule()
+
+    def _perform(self, plan: StepPlan) -> None:
+        try:
+            self._revive(self._supervisor.dead())
+            logits, step_ns = self._runner.run(plan, self._recover, dry=self._dry)
+            self._recoveries = 0
+        except (EngineError, InterruptedError, ray.exceptions.RayError) as error:
+            with self._changed:
+                self._fail_all("error", str(error))
+            return
+        with self._changed:
+            self._state.computed(plan)
+            for row_index, row in zip(plan.logit_rows, logits, strict=True):
+                planned = plan.rows[row_index]
+                run = self._runs.get(planned.sequence.request.request_id)
+                if run is not None:
+                    self._take_logits(run, row, planned.position, step_ns)
+
+    def _take_logits(self, run: SequenceRun, logits: Any, position: int, step_ns: int) -> None:
+        sequence = run.sequence
+        if sequence.request.score_from >= 0:
+            run.score(logits, position)
+            if position == len(sequence.request.prompt) - 1:
+                self._state.finish(sequence, "scored")
+        else:
+            token_id = run.sample(logits)
+            self._state.append(sequence, token_id)
+            run.token_done(monotonic_ns(), step_ns)
+            run.mailbox.push(token_id)
+        if sequence.status is RequestStatus.FINISHED:
+            self._end(run)
+
+    def _end(self, run: SequenceRun, error: str | None = None) -> None:
+        request_id = run.sequence.request.request_id
+        self._ended[request_id] = run.outcome(monotonic_ns(), error).pack()
+        del self._runs[request_id]
+        run.mailbox.finish()
+
+    def _fail_all(self, reason: str, error: str | None) -> None:
+        for sequence in self._state.fail_all(reason):
+            self._end(self._runs[sequence.request.request_id], error)
+
+    # ---- recovery
+
+    def _recover(self) -> bool:
+        """Asked while a step takes long: replace lost executors; True when there were any."""
+        lost = self._supervisor.lost()
+        if not lost:
+            return False
+        self._recoveries += 1
+        if self._recoveries > MAX_RECOVERIES:
+            raise EngineError(f"executors {lost} were lost {MAX_RECOVERIES} times in one step")
+        self._arena.abort()
+        self._supervisor.kill(lost)
+        self._wait_unwound(lost)
+        self._revive(lost)
+        return True
+
+    def _wait_unwound(self, lost: list[int]) -> None:
+        end_ns = monotonic_ns() + UNWIND_TIMEOUT_NS
+        while not self._supervisor.all_idle(but=lost):
+            if monotonic_ns() > end_ns:
+                raise EngineError("an executor did not leave the aborted step")
+            self._changed_pause()
+
+    @staticmethod
+    def _changed_pause() -> None:
+        threading.Event().wait(0.001)
+
+    def _revive(self, lost: list[int]) -> None:
+        """Have Ray's replacements of dead executors take their places, under a new epoch."""
+        if not lost:
+            return
+        end_ns = monotonic_ns() + int(RESTART_TIMEOUT_S * 1e9)
+        self._arena.header.epoch += 1
+        while True:
+            try:
+                self._serve(lost)
+                break
+            except ray.exceptions.ActorUnavailableError:
+                if monotonic_ns() > end_ns:
+                    raise EngineError(f"executors {lost} did not come back") from None
+                self._changed_pause()
+        self._arena.clear_abort()

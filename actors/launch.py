@@ -1,0 +1,100 @@
+"""Creates the actors on a running private cluster and ends them again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+
+from polyneuron.actors.arena import format_arena, object_bytes
+from polyneuron.actors.coordinator_shell import CoordinatorShell, Crew
+from polyneuron.actors.messages import PlaceExecutor
+from polyneuron.actors.shells import CacheShell, CpuWorkerShell, IoShell, NpuExecutorShell
+from polyneuron.io.weight_reader import ReadReport
+from polyneuron.kernels.arena import Arena, Unit
+from polyneuron.model.spec import ModelSpec
+from polyneuron.planning.layout import ArenaLayout, num_executors
+
+STOP_TIMEOUT_S = 10.0
+
+
+def _actor(shell: type, name: str, loops: int, args: tuple[Any, ...]) -> Any:
+    """Make an actor of a shell: `loops` threads for its endless methods, two for control calls."""
+    groups = {"loop": max(1, loops), "control": 2}
+    remote = ray.remote(concurrency_groups=groups, num_cpus=0, max_restarts=-1, name=name)(shell)
+    return remote.remote(*args)
+
+
+def _places(layout: ArenaLayout, unit: Unit, cores: list[int]) -> list[bytes]:
+    """Executor places of one unit: CPU workers first, then the NPU executor's threads."""
+    config = layout.config
+    first = 0 if unit is Unit.CPU else config.num_workers
+    count = config.num_workers if unit is Unit.CPU else config.num_npu_threads
+    return [
+        PlaceExecutor(first + i, unit, cores[i] if i < len(cores) else -1).pack()
+        for i in range(count)
+    ]
+
+
+@dataclass(slots=True)
+class Actors:
+    """The actors of one engine, and the arena they share (owned by this process)."""
+
+    ref: Any
+    arena: Arena
+    coordinator: Any
+    crew: Crew
+    loop: Any
+    """The coordinator's running loop: ready only when it has ended."""
+
+    def stop(self) -> None:
+        """Let every loop end; Ray's own shutdown ends the processes."""
+        ray.wait([self.coordinator.stop.remote()], timeout=STOP_TIMEOUT_S)
+        ray.wait([self.loop], timeout=STOP_TIMEOUT_S)
+
+
+def put_arena(layout: ArenaLayout) -> tuple[Any, Arena]:
+    """Put the arena into Ray's object store, format it, and map it here.
+
+    The source array is never touched, so it costs address space and no memory.
+    """
+    ref = ray.put(np.zeros(object_bytes(layout), dtype=np.uint8))
+    arena = Arena.over(ray.get(ref), keep=ref)
+    format_arena(arena, layout, num_executors(layout.config))
+    return ref, arena
+
+
+def launch(path: Path, spec: ModelSpec, layout: ArenaLayout, cores: list[int]) -> Actors:
+    """Create all actors and start the coordinator; weights are not read yet."""
+    ref, arena = put_arena(layout)
+    config, refs = layout.config, [ref]
+    executors: dict[int, Any] = {}
+    for index, place in enumerate(_places(layout, Unit.CPU, cores)):
+        args = (refs, [place])
+        executors[index] = _actor(CpuWorkerShell, f"cpu_worker_{index}", 1, args)
+    npu_places = _places(layout, Unit.NPU, cores)
+    npu = _actor(NpuExecutorShell, "npu_executor", len(npu_places), (refs, npu_places))
+    for index in range(len(npu_places)):
+        executors[config.num_workers + index] = npu
+    io_args = (refs, str(path), layout.at("inputs.bytes_read"))
+    io_actor = _actor(IoShell, "io_actor", 1, io_args)
+    weight_bytes = {name: place.num_bytes for name, place in layout.weights.items()}
+    cache_args = (layout.spans["fixed"].num_bytes, weight_bytes)
+    cache_actor = _actor(CacheShell, "cache_actor", 1, cache_args)
+    crew = Crew(io_actor, cache_actor, executors)
+    coordinator = _actor(CoordinatorShell, "coordinator", 1, (refs, spec, layout))
+    return Actors(ref, arena, coordinator, crew, coordinator.run.remote())
+
+
+def load(actors: Actors) -> Any:
+    """Order the weights to be read; the ref gives a `ReadReport`."""
+    return actors.coordinator.start.remote(actors.crew)
+
+
+def take_report(ref: Any, timeout_s: float) -> ReadReport | None:
+    """The report when the weights are there, None when the time is over first."""
+    done, _ = ray.wait([ref], timeout=timeout_s)
+    return ray.get(ref) if done else None

@@ -1,0 +1,78 @@
+"""Descriptors that cross Ray: frozen values with a msgpack form (DESIGN §3)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+import msgpack
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Base: packs to a msgpack array in field order, without names."""
+
+    def pack(self) -> bytes:
+        """The descriptor's bytes."""
+        return bytes(msgpack.packb(list(asdict(self).values())))
+
+    @classmethod
+    def unpack(cls, descriptor: bytes) -> Self:
+        """The message those bytes describe."""
+        return cls(*msgpack.unpackb(descriptor, strict_map_key=False))
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitRequest(Message):
+    """Start a sequence; its tokens go to mailbox `mailbox`."""
+
+    request_id: int
+    mailbox: int
+    prompt: list[int]
+    max_tokens: int
+    sampling: dict[str, Any] = field(default_factory=dict)
+    """Fields of `SamplingParams`."""
+    end_ids: list[int] = field(default_factory=list)
+    top_logprobs: int = 0
+    hash_logits: bool = False
+    score_from: int = -1
+    """Prompt index from which the next token's log-probability is wanted; -1: generate instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutcome(Message):
+    """How a request ended, with what was measured; times in ns."""
+
+    request_id: int
+    finish_reason: str
+    num_prompt: int
+    prefill_ns: int
+    token_ns: list[int]
+    """Of each token after the first: from the one before it."""
+    outside_ns: int
+    """Of all decode steps: time not inside a step (sampling, bookkeeping, hand-off)."""
+    logits_sha256: str | None
+    top_logprobs: list[list[tuple[int, float]]]
+    scores: list[float]
+    """Log-probabilities asked for by `score_from`."""
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceExecutor(Message):
+    """Take executor place `executor` and stay on `core` (-1: anywhere allowed)."""
+
+    executor: int
+    unit: int
+    core: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorStatus(Message):
+    """What an executor says of itself."""
+
+    executor: int
+    pid: int
+    generation: int
+    isa: str
+    cores: list[int]

@@ -1,0 +1,118 @@
+"""The actors' shells: Ray methods around the states, without decisions of their own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+
+from polyneuron.actors.cache_actor import CacheState
+from polyneuron.actors.messages import ExecutorStatus, PlaceExecutor
+from polyneuron.io.weight_reader import ReadReport, WeightRead, read_weights
+from polyneuron.kernels import isa
+from polyneuron.kernels.arena import Arena, ServeStatus, Unit
+
+SERVE_SLICE_NS = 1_000_000_000
+
+
+def attach_arena(refs: list[Any]) -> Arena:
+    """Map the arena an ObjectRef stands for; the view keeps it mapped."""
+    arena = Arena.over(ray.get(refs[0]), keep=refs)
+    arena.check()
+    return arena
+
+
+class ExecutorShell:
+    """Walks step programs in C: a CPU worker has one place, the NPU executor one per thread."""
+
+    def __init__(self, refs: list[Any], places: list[bytes]) -> None:
+        self._arena = attach_arena(refs)
+        self._isa = isa.select()
+        self._places = {p.executor: p for p in map(PlaceExecutor.unpack, places)}
+        self._generations: dict[int, int] = {}
+        self._cores: dict[int, list[int]] = {}
+
+    @ray.method(concurrency_group="control")
+    def attach(self) -> list[bytes]:
+        """Take the places; executors of an earlier process leave them."""
+        for place in self._places.values():
+            self._generations[place.executor] = self._arena.attach(
+                place.executor, Unit(place.unit), os.getpid()
+            )
+        return self.status()
+
+    @ray.method(concurrency_group="loop")
+    def serve(self, executor: int) -> str:
+        """Run steps until the arena stops; the thread stays on its core."""
+        place = self._places[executor]
+        if place.core >= 0:  # after all imports: some of them set affinity
+            os.sched_setaffinity(0, {place.core})
+        self._cores[executor] = sorted(os.sched_getaffinity(0))
+        status = ServeStatus.SLICE
+        while status is ServeStatus.SLICE:
+            status = self._arena.serve(executor, self._generations[executor], SERVE_SLICE_NS)
+        return status.name
+
+    @ray.method(concurrency_group="control")
+    def status(self) -> list[bytes]:
+        """One `ExecutorStatus` a place."""
+        return [
+            ExecutorStatus(
+                index, os.getpid(), self._generations.get(index, 0), self._isa,
+                self._cores.get(index, []),
+            ).pack()
+            for index in self._places
+        ]  # fmt: skip
+
+
+class CpuWorkerShell(ExecutorShell):
+    """One compute core: attention heads, decode rows, cold clusters."""
+
+
+class NpuExecutorShell(ExecutorShell):
+    """Dense work; its native back end is a modelled NPU: dense C kernels on CPU cores."""
+
+
+class IoShell:
+    """The only reader of the model file."""
+
+    def __init__(self, refs: list[Any], path: str, bytes_read: int) -> None:
+        self._arena = attach_arena(refs)
+        isa.select()
+        self._path = Path(path)
+        self._bytes_read = self._arena.view(bytes_read, (1,), np.uint64)
+
+    @ray.method(concurrency_group="control")
+    def read(self, reads: list[WeightRead]) -> ReadReport:
+        """Bring weights to their places; the count of bytes read grows in the arena."""
+
+        def progress(num_bytes: int) -> None:
+            self._bytes_read[0] = num_bytes
+
+        return read_weights(self._path, reads, self._arena, progress)
+
+
+class CacheShell:
+    """Residency of the weights."""
+
+    def __init__(self, region_bytes: int, weight_bytes: dict[str, int]) -> None:
+        self._state = CacheState(region_bytes, weight_bytes)
+
+    @ray.method(concurrency_group="control")
+    def admit_fixed(self) -> list[str]:
+        """Names to be read, in order."""
+        return self._state.admit_fixed()
+
+    @ray.method(concurrency_group="control")
+    def landed(self, names: list[str]) -> int:
+        """These are resident now; returns all resident bytes."""
+        self._state.landed(names)
+        return self._state.resident_bytes()
+
+    @ray.method(concurrency_group="control")
+    def read_failed(self, names: list[str]) -> None:
+        """These could not be read."""
+        self._state.read_failed(names)

@@ -1,0 +1,112 @@
+"""Performs step plans on the arena: writes the step's inputs, rings, waits, hands out logits.
+
+No Ray here: the coordinator's shell uses it over Ray's arena, tests over a local one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyneuron.actors.coordinator import Sequence, StepPlan
+from polyneuron.config import Phase
+from polyneuron.kernels.arena import SPIN_LIMIT, Arena, StepFlag, StepStatus, Unit, monotonic_ns
+from polyneuron.model.rope import rope_table
+from polyneuron.model.spec import ModelSpec
+from polyneuron.planning.layout import KV_BLOCK_TOKENS, ArenaLayout
+from polyneuron.planning.step_program import compile_program, write_program
+
+WAIT_SLICE_NS = 250_000_000
+MAX_RECOVERIES = 3
+
+
+class StepRunner:
+    """One model's programs on one arena."""
+
+    def __init__(self, arena: Arena, spec: ModelSpec, layout: ArenaLayout) -> None:
+        self._arena, self._spec, self._layout = arena, spec, layout
+        config = layout.config
+        self._num_ops: dict[Phase, int] = {}
+        for phase in (Phase.PREFILL, Phase.DECODE):
+            ops = compile_program(spec, layout, phase)
+            write_program(arena, layout.at(f"boards.program.{phase}"), ops)
+            self._num_ops[phase] = len(ops)
+        self._write_rope()
+        self._token_ids = self._input("token_ids", config.max_tokens)
+        self._positions = self._input("positions", config.max_tokens)
+        self._block_tables = self._input("block_tables", config.max_tokens)
+        self._logit_rows = self._input("logit_rows", config.max_logit_rows)
+        self._table_stride = config.num_ctx // KV_BLOCK_TOKENS + 1
+        tables = self._input("tables", config.max_sequences * self._table_stride)
+        self._tables = tables.reshape(config.max_sequences, self._table_stride)
+        width = layout.strides["logits"] // 4
+        shape = (config.max_logit_rows, width)
+        self._logits = arena.view(layout.at("activations.logits"), shape, np.float32)
+        self._write_constants()
+
+    def _input(self, name: str, count: int) -> NDArray[np.int32]:
+        return self._arena.view(self._layout.at(f"inputs.{name}"), (count,), np.int32)
+
+    def _write_rope(self) -> None:
+        rotary_dim, num_ctx = self._spec.rope.rotary_dim, self._layout.config.num_ctx
+        table = self._arena.view(
+            self._layout.at("fixed.rope"), (num_ctx, rotary_dim), np.float32
+        )
+        cos, sin = rope_table(self._spec.rope, num_ctx)
+        table[:, : rotary_dim // 2] = cos
+        table[:, rotary_dim // 2 :] = sin
+
+    def _write_constants(self) -> None:
+        step, config = self._arena.step, self._layout.config
+        step.num_parties[Unit.CPU] = config.num_workers
+        step.num_parties[Unit.NPU] = config.num_npu_threads
+        step.spin_limit = SPIN_LIMIT
+        step.max_tokens = config.max_tokens
+        step.table_stride = self._table_stride
+        for name in ("token_ids", "positions", "block_tables", "tables", "logit_rows"):
+            setattr(step, name, self._layout.at(f"inputs.{name}"))
+
+    def place_sequence(self, sequence: Sequence) -> None:
+        """Write an admitted sequence's block table."""
+        self._tables[sequence.slot, : len(sequence.block_ids)] = sequence.block_ids
+
+    def _open(self, plan: StepPlan, flags: int) -> int:
+        seq = self._arena.open_step()
+        count, logit_rows = len(plan.rows), plan.logit_rows
+        assert 0 < count <= self._layout.config.max_tokens
+        self._token_ids[:count] = [row.token_id for row in plan.rows]
+        self._positions[:count] = [row.position for row in plan.rows]
+        self._block_tables[:count] = [row.sequence.slot for row in plan.rows]
+        self._logit_rows[: len(logit_rows)] = logit_rows
+        step = self._arena.step
+        step.program = self._layout.at(f"boards.program.{plan.phase}")
+        step.program_ops = self._num_ops[plan.phase]
+        step.num_tokens, step.num_logit_rows, step.flags = count, len(logit_rows), flags
+        return seq
+
+    def run(
+        self, plan: StepPlan, recover: Callable[[], bool], *, dry: bool = False
+    ) -> tuple[NDArray[np.float32], int]:
+        """Compute a step; returns its logits (rows wanted, vocabulary) and the ns it took.
+
+        `recover` is asked on every slice in which the step did not end: it returns True when it
+        replaced an executor, and then the same step is computed again. The logits are the arena's
+        own memory: read them before the next step.
+        """
+        flags = (StepFlag.DRY if dry else 0) | (
+            StepFlag.TRACE if self._layout.config.trace else 0
+        )
+        while True:
+            seq = self._open(plan, flags)
+            start_ns = monotonic_ns()
+            self._arena.ring(seq)
+            while (status := self._arena.wait_step(seq, WAIT_SLICE_NS)) is StepStatus.TIMEOUT:
+                if recover():
+                    break
+            if status is StepStatus.DONE:
+                rows = self._logits[: len(plan.logit_rows), : self._spec.vocab_size]
+                return rows, monotonic_ns() - start_ns
+            if status is StepStatus.ABORTED and self._arena.header.stop:
+                raise InterruptedError("the arena was stopped")

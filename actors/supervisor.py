@@ -1,0 +1,65 @@
+"""Notices executors that died or hang, from what they write into the arena and from /proc."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from polyneuron.kernels.arena import Arena, monotonic_ns
+
+HANG_NS = 1_500_000_000
+"""A running executor whose heartbeat stands this long hangs; a claim takes milliseconds."""
+
+
+def process_state(pid: int) -> str:
+    """The state letter of /proc/PID/stat, or X when there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return "X"
+    return text[text.rindex(")") + 2]
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Watches the executors of one arena."""
+
+    arena: Arena
+    executors: tuple[int, ...]
+    _beats: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """executor -> (heartbeat last seen, since when in ns)"""
+
+    def dead(self) -> list[int]:
+        """Executors whose process is gone."""
+        return [i for i in self.executors if process_state(self.arena.executor(i).pid) in "XZ"]
+
+    def lost(self) -> list[int]:
+        """Executors that are gone, stopped, or hang inside the running step."""
+        now_ns, found = monotonic_ns(), []
+        for index in self.executors:
+            record = self.arena.executor(index)
+            if process_state(record.pid) in "XZTt" or self._hangs(index, now_ns):
+                found.append(index)
+        return found
+
+    def _hangs(self, index: int, now_ns: int) -> bool:
+        record = self.arena.executor(index)
+        beat, since_ns = self._beats.get(index, (-1, now_ns))
+        if record.busy_seq == 0 or record.heartbeat != beat:
+            self._beats[index] = (record.heartbeat, now_ns)
+            return False
+        return now_ns - since_ns > HANG_NS
+
+    def kill(self, executors: Iterable[int]) -> None:
+        """End the processes of lost executors, so that none can write into a later step."""
+        for pid in {int(self.arena.executor(index).pid) for index in executors}:
+            if process_state(pid) not in "XZ":
+                os.kill(pid, signal.SIGKILL)
+
+    def all_idle(self, but: Iterable[int]) -> bool:
+        """Whether every executor except `but` has left the step."""
+        others = set(self.executors) - set(but)
+        return all(self.arena.executor(index).busy_seq == 0 for index in others)

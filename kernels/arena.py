@@ -1,0 +1,194 @@
+"""Python's face of the arena: the shared memory all actors work in (DESIGN §3).
+
+An `Arena` is a base address and what keeps it mapped. It gives typed views of regions and the calls
+of the step board (`kernels/src/engine_api.h`); it decides nothing.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from polyneuron.errors import ProtocolError
+from polyneuron.kernels._kernels import ffi, lib
+
+PAGE_BYTES = 4096
+HEADER_BYTES = 4096
+SPIN_LIMIT = 2000  # polls before a waiter sleeps, about 50 µs
+
+
+class Unit(IntEnum):
+    """Who runs an op."""
+
+    CPU = 0
+    NPU = 1
+
+
+class OpKind(IntEnum):
+    """What an op does; the fields each reads are told in `program.c`."""
+
+    EMBED = 1
+    NORM = 2
+    MATMUL = 3
+    ROPE_KV = 4
+    ATTENTION = 5
+    QUANTIZE = 6
+    FEED_FORWARD = 7
+
+
+class OpFlag(IntEnum):
+    """Bits of `step_op.flags`."""
+
+    RESIDUAL = 1
+    LOGIT_ROWS = 2
+    WRITE_ACTS = 4
+    WRITE_F32 = 8
+
+
+class StepFlag(IntEnum):
+    """Bits of `step_params.flags`."""
+
+    TRACE = 1
+    DRY = 2
+
+
+class StepStatus(IntEnum):
+    """How a wait for a step ended."""
+
+    DONE = 0
+    TIMEOUT = 1
+    ABORTED = 2
+
+
+class ServeStatus(IntEnum):
+    """Why an executor came back to Python."""
+
+    STOPPED = 0
+    STALE = 1
+    SLICE = 2
+
+
+def board_bytes(max_ops: int) -> int:
+    """Bytes of the step board for programs of up to `max_ops` ops."""
+    return int(lib.board_bytes(max_ops))
+
+
+def monotonic_ns() -> int:
+    """CLOCK_MONOTONIC, the clock of every trace record."""
+    return int(lib.monotonic_ns())
+
+
+class Arena:
+    """One arena mapped in this process; `keep` is whatever must live as long as the mapping."""
+
+    def __init__(self, address: int, num_bytes: int, keep: object) -> None:
+        if address % PAGE_BYTES:
+            raise ValueError(f"arena base {address:#x} is not page aligned")
+        self.address = address
+        self.num_bytes = num_bytes
+        self._keep = keep
+        self.base = ffi.cast("char *", address)
+
+    @classmethod
+    def over(cls, array: NDArray[np.uint8], keep: object = None) -> Arena:
+        """The arena inside a byte array: from its first page boundary on.
+
+        Every process maps the same object at the same offset within a page, so all agree on it.
+        """
+        start = int(array.ctypes.data)
+        pad = -start % PAGE_BYTES
+        return cls(start + pad, array.nbytes - pad, (array, keep))
+
+    def format(self, board: int, max_ops: int, num_executors: int, trace_records: int) -> None:
+        """Write header and board; what was in the arena before is forgotten."""
+        lib.arena_format(self.base, self.num_bytes, board, max_ops, num_executors, trace_records)
+
+    def check(self) -> None:
+        """Raise `ProtocolError` unless an arena of this layout is here."""
+        if not lib.arena_valid(self.base):
+            raise ProtocolError("the shared object holds no arena of this version")
+
+    @property
+    def header(self) -> Any:
+        """`struct arena_header`, live."""
+        return lib.arena_header_at(self.base)
+
+    @property
+    def step(self) -> Any:
+        """`struct step_params`, live; written between `open_step` and `ring`."""
+        return lib.step_params_at(self.base)
+
+    def executor(self, index: int) -> Any:
+        """`struct executor_record` of one executor, live."""
+        return lib.executor_at(self.base, index)
+
+    def op(self, program: int, index: int) -> Any:
+        """`struct step_op` number `index` of the program at offset `program`, live."""
+        return ffi.addressof(ffi.cast("struct step_op *", self.base + program)[index])
+
+    def trace_record(self, ring: int, index: int) -> Any:
+        """`struct trace_record` number `index` of the ring at offset `ring`."""
+        return ffi.cast("struct trace_record *", self.base + ring)[index]
+
+    def view(self, offset: int, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """A writable array over the arena's own bytes."""
+        num_bytes = int(np.dtype(dtype).itemsize * np.prod(shape, dtype=np.int64))
+        if offset < 0 or offset + num_bytes > self.num_bytes:
+            raise ValueError(f"[{offset}, {offset + num_bytes}) is outside the arena")
+        buffer = ffi.buffer(self.base + offset, num_bytes)
+        return np.frombuffer(buffer, dtype=dtype).reshape(shape)
+
+    def bytes_at(self, offset: int, num_bytes: int) -> memoryview:
+        """The same bytes as a writable memoryview, for reads that land in place."""
+        if offset < 0 or offset + num_bytes > self.num_bytes:
+            raise ValueError(f"[{offset}, {offset + num_bytes}) is outside the arena")
+        return memoryview(ffi.buffer(self.base + offset, num_bytes)).cast("B")
+
+    # ---- the coordinator's side of the board
+
+    def open_step(self) -> int:
+        """Announce a new step; fill `step` next, then `ring`."""
+        return int(lib.step_open(self.base))
+
+    def ring(self, step_seq: int) -> None:
+        """Start the step whose parameters have been written."""
+        lib.step_ring(self.base, step_seq)
+
+    def wait_step(self, step_seq: int, timeout_ns: int) -> StepStatus:
+        """Wait in C, without the GIL, until the step ends or the time is over."""
+        return StepStatus(lib.step_wait(self.base, step_seq, timeout_ns))
+
+    def abort(self) -> None:
+        """Make every executor unwind the running step."""
+        lib.step_abort(self.base)
+
+    def clear_abort(self) -> None:
+        """Let steps run again."""
+        lib.step_clear_abort(self.base)
+
+    def stop(self) -> None:
+        """Make every executor leave."""
+        lib.arena_stop(self.base)
+
+    # ---- the executors' side
+
+    def attach(self, executor: int, unit: Unit, pid: int) -> int:
+        """Take an executor's place; returns the generation to serve with."""
+        return int(lib.executor_attach(self.base, executor, unit, pid))
+
+    def serve(self, executor: int, generation: int, slice_ns: int) -> ServeStatus:
+        """Run steps until told to leave or `slice_ns` are over (blocks, without the GIL)."""
+        return ServeStatus(lib.executor_serve(self.base, executor, generation, slice_ns))
+
+    # ---- single words
+
+    def wait_word(self, offset: int, expected: int, timeout_ns: int) -> int:
+        """Wait while the 32-bit word equals `expected`; returns its value."""
+        return int(lib.word_wait(self.base + offset, expected, timeout_ns))
+
+    def store_word(self, offset: int, value: int) -> None:
+        """Write a 32-bit word and wake who waits on it."""
+        lib.word_store_wake(self.base + offset, value)

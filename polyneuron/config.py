@@ -1,0 +1,67 @@
+"""What an engine is opened with, and the one place that reads the environment."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import StrEnum
+
+from polyneuron.errors import ConfigError
+
+ENV_PREFIX = "POLYNEURON_"
+DEFAULT_NUM_CTX = 4096
+
+
+class Phase(StrEnum):
+    """What the engine is doing."""
+
+    IDLE = "idle"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Sizes of one engine; every count is at least 1 unless told otherwise."""
+
+    num_ctx: int = 0
+    """Positions of one sequence; 0: the model's own context, at most 4096."""
+    num_workers: int = 0
+    """CPU workers; 0: one for each usable core."""
+    num_npu_threads: int = -1
+    """Threads of the NPU executor's native back end in prefill; -1: one for each worker."""
+    max_tokens: int = 512
+    """Tokens of one prefill chunk."""
+    max_sequences: int = 4
+    """Sequences that run at once; the KV cache holds this many full contexts."""
+    max_requests: int = 64
+    """Requests accepted at once, running and waiting; one more is refused."""
+    max_logit_rows: int = 8
+    """Rows of logits a step may give; `perplexity` asks for more."""
+    trace: bool = False
+    """Keep trace records of every op."""
+    deterministic: bool = False
+    """Hash every step's logits; in memory the result is deterministic in any case."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_ctx", "num_workers"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}: must be 0 (automatic) or more")
+        for name in ("max_tokens", "max_sequences", "max_requests", "max_logit_rows"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}: must be at least 1")
+        if self.max_logit_rows < self.max_sequences:
+            raise ConfigError(
+                f"max_logit_rows is {self.max_logit_rows}: a decode step of max_sequences "
+                f"{self.max_sequences} needs as many"
+            )
+
+
+def usable_cores() -> list[int]:
+    """Cores this process may run on, ascending."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def env_name(flag: str) -> str:
+    """The environment twin of a flag: `--top-k` is `POLYNEURON_TOP_K`."""
+    return ENV_PREFIX + flag.lstrip("-").replace("-", "_").upper()

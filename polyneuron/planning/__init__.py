@@ -1,0 +1,1 @@
+"""Decisions made before anything runs: the arena's layout and the step programs."""

@@ -1,0 +1,219 @@
+"""Where everything lies in the arena: computed from the model and the configuration, touching nothing.
+
+Regions follow DESIGN §3. `hot`, `cold` and `stage` are empty as long as every weight is in `fixed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from polyneuron.config import EngineConfig
+from polyneuron.io.gguf_file import GgufHeader, GgufTensor
+from polyneuron.io.pack import storage_type
+from polyneuron.kernels.arena import HEADER_BYTES, PAGE_BYTES, board_bytes
+from polyneuron.kernels.quant import StorageType, tile_bytes
+from polyneuron.model.spec import ModelSpec, tensor_shapes
+
+LINE_BYTES = 64
+TILE_ROWS = 32
+ACT_BLOCK_BYTES = 40
+KV_BLOCK_TOKENS = 32
+MAX_OPS_PER_LAYER = 16
+MAX_OPS_OUTSIDE = 8
+MAILBOX_HEAD_BYTES = 64
+TRACE_RECORD_BYTES = 64
+STEP_OP_BYTES = 192
+TRACE_RECORDS = 1 << 14
+REGIONS = (
+    "boards", "inputs", "activations", "mailbox", "kv", "fixed", "hot", "cold", "stage",
+    "scratch", "trace",
+)  # fmt: skip
+
+
+def round_up(value: int, step: int) -> int:
+    """The next multiple of `step`."""
+    return -(-value // step) * step
+
+
+def act_bytes(cols: int) -> int:
+    """Bytes of `cols` values as int8 activation blocks."""
+    return cols // 32 * ACT_BLOCK_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPlace:
+    """One weight in the arena: tiles of a matrix (rows, cols), or a float vector (storage None)."""
+
+    tensor: GgufTensor
+    storage: StorageType | None
+    rows: int
+    cols: int
+    offset: int
+    num_bytes: int
+
+    @property
+    def end(self) -> int:
+        """The first byte after it."""
+        return self.offset + self.num_bytes
+
+    @property
+    def takes_acts(self) -> bool:
+        """Whether its kernel reads int8 activations (else floats)."""
+        return self.storage not in (StorageType.F16, StorageType.F32)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of bytes."""
+
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaLayout:
+    """Offsets from the arena's base; strides in bytes a token."""
+
+    config: EngineConfig
+    spans: Mapping[str, Span]
+    """Named runs: regions by their names, buffers as region.name."""
+    strides: Mapping[str, int]
+    weights: Mapping[str, WeightPlace]
+    """By GGUF tensor name."""
+    num_kv_blocks: int
+    kv_layer_bytes: int
+    max_ops: int
+    num_bytes: int
+
+    def at(self, name: str) -> int:
+        """Offset of a named run."""
+        return self.spans[name].offset
+
+
+@dataclass(slots=True)
+class _Allocator:
+    """Hands out runs of one growing address space, in order."""
+
+    offset: int = HEADER_BYTES
+    spans: dict[str, Span] = field(default_factory=dict)
+
+    def take(self, name: str, num_bytes: int, align: int = LINE_BYTES) -> int:
+        self.offset = round_up(self.offset, align)
+        self.spans[name] = Span(self.offset, num_bytes)
+        self.offset += num_bytes
+        return self.spans[name].offset
+
+    def region(self, name: str, parts: Iterable[tuple[str, int]]) -> None:
+        """A page-aligned region of named parts."""
+        start = round_up(self.offset, PAGE_BYTES)
+        self.offset = start
+        for part, num_bytes in parts:
+            self.take(f"{name}.{part}", num_bytes)
+        self.offset = round_up(self.offset, PAGE_BYTES)
+        self.spans[name] = Span(start, self.offset - start)
+
+
+def kv_block_bytes(spec: ModelSpec) -> int:
+    """Bytes of one KV block: 32 tokens of one head, keys and values in f16."""
+    return 2 * spec.head_dim * KV_BLOCK_TOKENS * 2
+
+
+def num_executors(config: EngineConfig) -> int:
+    """CPU workers first, then the NPU executor's threads."""
+    return config.num_workers + config.num_npu_threads
+
+
+def _activation_strides(spec: ModelSpec) -> dict[str, int]:
+    width, hidden = round_up(spec.d_model, TILE_ROWS), round_up(spec.d_ff, TILE_ROWS)
+    heads = round_up(spec.num_heads * spec.head_dim, TILE_ROWS)
+    kv_heads = round_up(spec.num_kv_heads * spec.head_dim, TILE_ROWS)
+    return {
+        "stream": 4 * width,
+        "normed": 4 * width,
+        "normed_acts": act_bytes(width),
+        "qkv": 4 * (heads + 2 * kv_heads),
+        "attended": 4 * heads,
+        "attended_acts": act_bytes(heads),
+        "hidden": 4 * hidden,
+        "hidden_acts": act_bytes(hidden),
+        "logits": 4 * round_up(spec.vocab_size, TILE_ROWS),
+    }
+
+
+def _activation_parts(strides: Mapping[str, int], config: EngineConfig) -> list[tuple[str, int]]:
+    rows = {name: config.max_tokens for name in strides} | {"logits": config.max_logit_rows}
+    return [(name, stride * rows[name]) for name, stride in strides.items()]
+
+
+def _input_parts(config: EngineConfig) -> list[tuple[str, int]]:
+    tables = config.max_sequences * (config.num_ctx // KV_BLOCK_TOKENS + 1)
+    return [
+        ("token_ids", 4 * config.max_tokens),
+        ("positions", 4 * config.max_tokens),
+        ("block_tables", 4 * config.max_tokens),
+        ("tables", 4 * tables),
+        ("logit_rows", 4 * config.max_logit_rows),
+        ("bytes_read", 8),
+    ]
+
+
+def _scratch_parts(spec: ModelSpec, config: EngineConfig) -> list[tuple[str, int]]:
+    group = spec.num_heads // spec.num_kv_heads
+    scores = 4 * group * round_up(config.num_ctx, KV_BLOCK_TOKENS)
+    num_bytes = max(scores, 4 * round_up(spec.d_model, TILE_ROWS))
+    return [(str(i), num_bytes) for i in range(num_executors(config))]
+
+
+def place_weights(
+    header: GgufHeader, names: Iterable[str], start: int
+) -> tuple[dict[str, WeightPlace], int]:
+    """Lay tensors out one after another from `start`; returns the places and the end."""
+    places: dict[str, WeightPlace] = {}
+    offset = start
+    for name in names:
+        if name in places:
+            continue
+        tensor = header.tensor(name)
+        offset = round_up(offset, LINE_BYTES)
+        if len(tensor.shape) == 1:
+            storage, num_bytes = None, 4 * round_up(tensor.num_cols, TILE_ROWS)
+        else:
+            storage = storage_type(tensor)
+            tiles = round_up(tensor.num_rows, TILE_ROWS) // TILE_ROWS
+            num_bytes = tiles * tile_bytes(storage, tensor.num_cols)
+        places[name] = WeightPlace(
+            tensor, storage, tensor.num_rows, tensor.num_cols, offset, num_bytes
+        )
+        offset += num_bytes
+    return places, offset
+
+
+def plan_layout(header: GgufHeader, spec: ModelSpec, config: EngineConfig) -> ArenaLayout:
+    """Lay out an arena that holds the whole model; nothing is allocated."""
+    allocator = _Allocator()
+    max_ops = spec.num_layers * MAX_OPS_PER_LAYER + MAX_OPS_OUTSIDE
+    programs = [(f"program.{p}", max_ops * STEP_OP_BYTES) for p in ("prefill", "decode")]
+    allocator.region("boards", [("board", board_bytes(max_ops)), *programs])
+    allocator.region("inputs", _input_parts(config))
+    strides = _activation_strides(spec)
+    allocator.region("activations", _activation_parts(strides, config))
+    mailbox = MAILBOX_HEAD_BYTES + 4 * config.num_ctx
+    allocator.region("mailbox", [(str(i), mailbox) for i in range(config.max_requests)])
+    num_blocks = config.max_sequences * -(-config.num_ctx // KV_BLOCK_TOKENS)
+    layer_bytes = num_blocks * spec.num_kv_heads * kv_block_bytes(spec)
+    allocator.region("kv", [("blocks", spec.num_layers * layer_bytes)])
+    start = allocator.offset
+    allocator.take("fixed.rope", 4 * config.num_ctx * spec.rope.rotary_dim)
+    weights, allocator.offset = place_weights(header, tensor_shapes(spec), allocator.offset)
+    allocator.offset = round_up(allocator.offset, PAGE_BYTES)
+    allocator.spans["fixed"] = Span(start, allocator.offset - start)
+    for name in ("hot", "cold", "stage"):
+        allocator.region(name, [])
+    allocator.region("scratch", _scratch_parts(spec, config))
+    records = TRACE_RECORD_BYTES * TRACE_RECORDS if config.trace else 0
+    allocator.region("trace", [(str(i), records) for i in range(num_executors(config))])
+    return ArenaLayout(
+        config, allocator.spans, strides, weights, num_blocks, layer_bytes, max_ops,
+        allocator.offset,
+    )  # fmt: skip

@@ -1,0 +1,246 @@
+"""Compiles a model into step programs: flat lists of ops the executors walk (DESIGN §3).
+
+A program serves any number of tokens up to the chunk; the step's parameters say how many. Prefill
+and decode have one each: in prefill the dense matrices are the NPU executor's, in decode the CPU
+workers do everything unless a real NPU is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from polyneuron.config import Phase
+from polyneuron.kernels.arena import Arena, OpFlag, OpKind, Unit
+from polyneuron.model.spec import ModelSpec
+from polyneuron.planning.layout import ArenaLayout, WeightPlace, round_up
+
+QUANT_BLOCK = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOp:
+    """`struct step_op` (engine_api.h): offsets into the arena, strides in bytes, 0 for none."""
+
+    kind: OpKind
+    unit: Unit = Unit.CPU
+    after: int = 0
+    flags: int = 0
+    layer: int = 0
+    weight_type: int = 0
+    up_type: int = 0
+    activation: int = 0
+    in_: int = 0
+    in_stride: int = 0
+    out: int = 0
+    out_stride: int = 0
+    out_acts: int = 0
+    out_acts_stride: int = 0
+    weight: int = 0
+    up_weight: int = 0
+    bias: int = 0
+    up_bias: int = 0
+    kv: int = 0
+    rope: int = 0
+    rows: int = 0
+    cols: int = 0
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    rotary_dim: int = 0
+    rope_layout: int = 0
+    heads_per_unit: int = 0
+    eps: float = 0.0
+    scale: float = 0.0
+
+
+def write_program(arena: Arena, offset: int, ops: list[StepOp]) -> None:
+    """Store a program in the arena."""
+    for index, op in enumerate(ops):
+        record = arena.op(offset, index)
+        for item in fields(op):
+            setattr(record, item.name.rstrip("_"), getattr(op, item.name))
+
+
+@dataclass(slots=True)
+class _Compiler:
+    """Builds one program, op after op."""
+
+    spec: ModelSpec
+    layout: ArenaLayout
+    phase: Phase
+    ops: list[StepOp]
+
+    @property
+    def dense_unit(self) -> Unit:
+        has_npu = self.layout.config.num_npu_threads > 0
+        return Unit.NPU if self.phase is Phase.PREFILL and has_npu else Unit.CPU
+
+    def add(self, *, together: bool = False, **values: Any) -> None:
+        """Append an op that waits for all before it, or (together) for what the last one waits."""
+        after = self.ops[-1].after if together else len(self.ops)
+        self.ops.append(StepOp(after=after, **values))
+
+    def weight(self, name: str) -> WeightPlace:
+        return self.layout.weights[name]
+
+    def vector(self, name: str) -> int:
+        """Offset of a float vector, 0 when the family or the file has none."""
+        place = self.layout.weights.get(name)
+        return place.offset if place else 0
+
+    def buffer(self, name: str, prefix: str = "out") -> dict[str, int]:
+        """The fields that point an op's `prefix` at an activation buffer."""
+        key = "in_" if prefix == "in" else prefix
+        layout = self.layout
+        return {
+            key: layout.at(f"activations.{name}"),
+            f"{prefix}_stride": layout.strides[name],
+        }
+
+    def outputs(self, name: str, readers: list[WeightPlace]) -> dict[str, int]:
+        """Where to write rows for the matrices that read them: int8 blocks, floats or both."""
+        flags, values = 0, {}
+        if any(reader.takes_acts for reader in readers):
+            flags |= OpFlag.WRITE_ACTS
+            values |= self.buffer(f"{name}_acts", "out_acts")
+        if not all(reader.takes_acts for reader in readers):
+            flags |= OpFlag.WRITE_F32
+        values |= self.buffer(name)
+        return values | {"flags": flags}
+
+    def source(self, name: str, place: WeightPlace) -> dict[str, int]:
+        """Where a matrix reads its input rows."""
+        return self.buffer(f"{name}_acts" if place.takes_acts else name, "in")
+
+    def norm(self, layer: int, name: str, readers: list[WeightPlace], flags: int = 0) -> None:
+        values = self.outputs("normed", readers)
+        values["flags"] |= flags
+        self.add(
+            kind=OpKind.NORM, layer=layer, weight=self.vector(name), cols=self.spec.d_model,
+            eps=self.spec.norm_eps, unit=self.dense_unit, **self.buffer("stream", "in"), **values,
+        )  # fmt: skip
+
+    def matmul(self, layer: int, place: WeightPlace, source: str, **values: Any) -> None:
+        self.add(
+            kind=OpKind.MATMUL, layer=layer, unit=self.dense_unit, weight=place.offset,
+            weight_type=int(place.storage or 0), cols=place.cols,
+            **{"rows": place.rows} | self.source(source, place) | values,
+        )  # fmt: skip
+
+    # ---- one layer
+
+    def qkv(self, layer: int) -> tuple[int, int, int]:
+        """Projections to q, k and v; returns their offsets in a row of the qkv buffer."""
+        spec, prefix = self.spec, f"blk.{layer}."
+        places = [self.weight(f"{prefix}attn_{part}.weight") for part in "qkv"]
+        biases = [self.vector(f"{prefix}attn_{part}.bias") for part in "qkv"]
+        heads = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
+        sizes = [4 * round_up(n * spec.head_dim, QUANT_BLOCK) for n in heads]
+        base = self.layout.at("activations.qkv")
+        starts = (base, base + sizes[0], base + sizes[0] + sizes[1])
+        self.norm(layer, f"{prefix}attn_norm.weight", places)
+        stride = self.layout.strides["qkv"]
+        if _stacked(places) and not any(biases):
+            rows = sum(place.rows for place in places)
+            self.matmul(layer, places[0], "normed", rows=rows, out=base, out_stride=stride)
+        else:
+            for i, place in enumerate(places):
+                self.matmul(
+                    layer, place, "normed", out=starts[i], out_stride=stride, bias=biases[i],
+                    together=i > 0,
+                )  # fmt: skip
+        return starts
+
+    def attention(self, layer: int) -> None:
+        spec, layout, prefix = self.spec, self.layout, f"blk.{layer}."
+        q, k, v = self.qkv(layer)
+        kv = layout.at("kv.blocks") + layer * layout.kv_layer_bytes
+        heads: dict[str, Any] = {
+            "layer": layer, "kv": kv, "in_": q, "in_stride": layout.strides["qkv"],
+            "num_heads": spec.num_heads, "num_kv_heads": spec.num_kv_heads,
+            "head_dim": spec.head_dim,
+        }  # fmt: skip
+        self.add(
+            kind=OpKind.ROPE_KV, out=k, out_acts=v, bias=self.vector(f"{prefix}attn_q_norm.weight"),
+            up_bias=self.vector(f"{prefix}attn_k_norm.weight"), rope=layout.at("fixed.rope"),
+            rotary_dim=spec.rope.rotary_dim, rope_layout=int(spec.rope.layout),
+            eps=spec.norm_eps, **heads,
+        )  # fmt: skip
+        output = self.weight(f"{prefix}attn_output.weight")
+        per_unit = self.heads_per_unit()
+        fused = output.takes_acts and per_unit * spec.head_dim % QUANT_BLOCK == 0
+        values = self.outputs("attended", [output]) if fused else self.buffer("attended")
+        self.add(
+            kind=OpKind.ATTENTION, heads_per_unit=per_unit, scale=spec.head_dim**-0.5, **heads,
+            **values,
+        )  # fmt: skip
+        if output.takes_acts and not fused:
+            self.add(
+                kind=OpKind.QUANTIZE, layer=layer, cols=spec.num_heads * spec.head_dim,
+                **self.buffer("attended", "in"), **self.buffer("attended_acts", "out_acts"),
+            )  # fmt: skip
+        self.residual(layer, output, "attended", f"{prefix}attn_output.bias")
+
+    def residual(self, layer: int, place: WeightPlace, source: str, bias: str) -> None:
+        self.matmul(
+            layer, place, source, bias=self.vector(bias), flags=OpFlag.RESIDUAL,
+            **self.buffer("stream"),
+        )  # fmt: skip
+
+    def heads_per_unit(self) -> int:
+        """All heads of a KV head together, but single heads where that leaves workers idle."""
+        group = self.spec.num_heads // self.spec.num_kv_heads
+        if self.phase is Phase.PREFILL:
+            return group
+        return group if self.spec.num_kv_heads >= 4 * self.layout.config.num_workers else 1
+
+    def feed_forward(self, layer: int) -> None:
+        prefix = f"blk.{layer}."
+        up = self.weight(f"{prefix}ffn_up.weight")
+        down = self.weight(f"{prefix}ffn_down.weight")
+        gate = self.layout.weights.get(f"{prefix}ffn_gate.weight")
+        readers = [place for place in (gate, up) if place]
+        self.norm(layer, f"{prefix}ffn_norm.weight", readers)
+        if len({place.takes_acts for place in readers}) > 1:
+            raise AssertionError("gate and up of one layer are stored alike")
+        self.add(
+            kind=OpKind.FEED_FORWARD, layer=layer, unit=self.dense_unit, rows=up.rows, cols=up.cols,
+            weight=gate.offset if gate else 0, weight_type=int(gate.storage or 0) if gate else 0,
+            up_weight=up.offset, up_type=int(up.storage or 0),
+            bias=self.vector(f"{prefix}ffn_gate.bias"), up_bias=self.vector(f"{prefix}ffn_up.bias"),
+            activation=int(self.spec.feed_forward), **self.source("normed", up),
+            **self.outputs("hidden", [down]),
+        )  # fmt: skip
+        self.residual(layer, down, "hidden", f"{prefix}ffn_down.bias")
+
+    def compile(self) -> list[StepOp]:
+        embed = self.weight("token_embd.weight")
+        self.add(
+            kind=OpKind.EMBED, weight=embed.offset, weight_type=int(embed.storage or 0),
+            cols=embed.cols, **self.buffer("stream"),
+        )  # fmt: skip
+        for layer in range(self.spec.num_layers):
+            self.attention(layer)
+            self.feed_forward(layer)
+        head = self.layout.weights.get("output.weight", embed)
+        last = self.spec.num_layers
+        self.norm(last, "output_norm.weight", [head], flags=OpFlag.LOGIT_ROWS)
+        self.matmul(last, head, "normed", flags=OpFlag.LOGIT_ROWS, **self.buffer("logits"))
+        return self.ops
+
+
+def _stacked(places: list[WeightPlace]) -> bool:
+    """Whether matrices lie one after another and can be one: same storage, whole tiles."""
+    return all(
+        a.storage == b.storage and a.cols == b.cols and a.end == b.offset and a.rows % 32 == 0
+        for a, b in zip(places, places[1:], strict=False)
+    )
+
+
+def compile_program(spec: ModelSpec, layout: ArenaLayout, phase: Phase) -> list[StepOp]:
+    """The ops of one forward pass in `phase`."""
+    ops = _Compiler(spec, layout, phase, []).compile()
+    if len(ops) > layout.max_ops:
+        raise AssertionError(f"{len(ops)} ops, room for {layout.max_ops}")
+    return ops
