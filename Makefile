@@ -87,8 +87,9 @@ endef
 # The build requirements go into .venv too, so that a changed kernel is rebuilt without the network.
 $(VENV)/.stamp-core: pyproject.toml setup.py $(KERNEL_SOURCES)
 	@$(MAKE) --no-print-directory check-tools
-	$(SAY) making $(VENV): the first time Ray and others are downloaded
-	@test -x $(VENV_PYTHON) || "$(PYTHON)" -m venv $(VENV)
+	@test -x $(VENV_PYTHON) || { \
+	    echo "polyneuron: making $(VENV), with Ray and other packages from the registry" && \
+	    "$(PYTHON)" -m venv $(VENV); }
 	$(call install_requirements,['build-system']['requires'])
 	$(SAY) compiling the kernels and installing
 	@$(PIP) install -qq --no-build-isolation --editable .
