@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -17,7 +16,7 @@ ARENA_BYTES = 100 << 20
 
 
 class Holder:
-    """An actor that keeps a shared object, and can be made to hang."""
+    """An actor that keeps a shared object."""
 
     def hold(self, references: list[Any]) -> int:
         """Keep the object behind the reference; return its first byte."""
@@ -29,10 +28,6 @@ class Holder:
     def pid(self) -> int:
         """The process of this actor."""
         return os.getpid()
-
-    def hang(self) -> None:
-        """Never return, and never let another Python thread run either."""
-        ctypes.PyDLL(None).pause()
 
 
 def start_holder() -> Any:
@@ -50,6 +45,13 @@ def say(line: str) -> None:
     """Tell the test; standard output may be closed."""
     if sys.stdout is not None:
         print(line, flush=True)
+
+
+def freeze(holder: Any) -> None:
+    """Stop the actor's process as SIGSTOP does: it notices nothing any more."""
+    import ray
+
+    os.kill(ray.get(holder.pid.remote(), timeout=60), signal.SIGSTOP)
 
 
 def lose_actor(cluster: PrivateCluster, holder: Any) -> None:
@@ -76,7 +78,7 @@ def main(mode: str) -> None:
             lose_actor(cluster, holder)
             return
         if mode == "hang":
-            holder.hang.remote()
+            freeze(holder)
         say("ready")
         if mode == "raise":
             raise RuntimeError("on purpose")

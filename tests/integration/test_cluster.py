@@ -63,7 +63,7 @@ class TestPrivateCluster:
             with PrivateCluster(ClusterConfig(cluster_driver.ARENA_BYTES)) as cluster:
                 holder = cluster_driver.start_holder()
                 if cycle == 2:
-                    holder.hang.remote()
+                    cluster_driver.freeze(holder)
                 before.observe()
                 assert cluster.temp_dir.stat().st_mode & 0o777 == 0o700
             assert_nothing_left(before)
@@ -144,7 +144,7 @@ class TestEndOfDriver:
         assert_nothing_left(before)
 
     def test_killed_driver_leaves_nothing(self, before: Snapshot) -> None:
-        """A hanging actor that never looks at its parent must go too."""
+        """A frozen actor, which cannot notice anything, must go too."""
         with start_driver("hang") as driver:
             assert first_line(driver.stdout) == "ready"
             before.observe()
