@@ -150,7 +150,7 @@ class Sampler:
             largest = float(logits[argmax(logits)])
             _check_finite(largest)
             total = float(np.exp(logits.astype(np.float64) - largest).sum())
-            count = int(np.count_nonzero(logits >= largest + math.log(params.min_p)))
+            count = int(np.count_nonzero(logits >= largest + math.log(params.min_p) - 1e-3))
         ids, top = top_k(logits, count)
         _check_finite(float(top[0]))
         values = top.astype(np.float64)
