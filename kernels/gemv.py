@@ -162,8 +162,8 @@ def rope_head(layout: RopeLayout, x: F32, cos_row: F32, sin_row: F32) -> None:
 
 def exp(x: F32) -> F32:
     """exp of each element, within 2 ulp; 0 below -87."""
-    out = np.empty(x.shape, np.float32)
     source = read_pointer("x", x, np.float32)
+    out = np.empty(x.shape, np.float32)
     library().exp_f32(ffi.from_buffer("float[]", out), source, x.size)
     return out
 

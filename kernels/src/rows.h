@@ -60,8 +60,10 @@ static inline int32_t row_block_isum(int type, const uint8_t *quants, const int8
 {
     int32_t isum = 0;
     if (type == STORAGE_Q8) {
+        /* read as int8_t: from a cast of uint8_t gcc 12 makes a dot product of unsigned bytes */
+        const int8_t *signed_quants = (const int8_t *)quants;
         for (int k = 0; k < 32; k++)
-            isum += (int8_t)quants[k] * x[k];
+            isum += signed_quants[k] * x[k];
     } else {
         for (int k = 0; k < 16; k++)
             isum += (quants[k] & 15) * x[k] + (quants[k] >> 4) * x[k + 16];

@@ -1,0 +1,209 @@
+"""numpy versions of the kernels, in their order of operations: equal to C bit for bit.
+
+Everything is float32 with one rounding an operation; sums are written out where order matters.
+Weights come unpacked (`Weights`), so the stored layouts are checked against plain arrays.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from polyneuron.kernels.buffers import ACT_BLOCK, F32, Array
+from polyneuron.kernels.gemv import FeedForwardKind, RopeLayout
+from polyneuron.kernels.quant import BLOCK_COLS, StorageType
+
+LANES = 16
+ACT_AMAX_MIN = np.float32(2.0**-120)
+EXP_MIN, EXP_MAX = np.float32(-87.0), np.float32(89.0)
+LOG2E = np.float32(1.44269504088896341)
+LN2_HI, LN2_LO = np.float32(0.693359375), np.float32(-2.12194440e-4)
+EXP_COEFFICIENTS = tuple(
+    np.float32(c)
+    for c in (
+        1.9875691500e-4,
+        1.3981999507e-3,
+        8.3334519073e-3,
+        4.1665795894e-2,
+        1.6666665459e-1,
+        5.0000001201e-1,
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A matrix as stored, unpacked: quants (rows, cols) and halves (rows, cols / 32), or values."""
+
+    storage_type: StorageType
+    quants: npt.NDArray[np.int32] | None = None
+    scale: npt.NDArray[np.float16] | None = None
+    minimum: npt.NDArray[np.float16] | None = None
+    values: npt.NDArray[np.float16] | F32 | None = None
+
+    def dense(self) -> F32:
+        """The values (rows, cols): quant * scale, then + minimum."""
+        if self.values is not None:
+            return self.values.astype(np.float32)
+        assert self.quants is not None and self.scale is not None
+        scale = np.repeat(self.scale.astype(np.float32), BLOCK_COLS, axis=1)
+        dense: F32 = self.quants.astype(np.float32) * scale
+        if self.minimum is not None:
+            dense = dense + np.repeat(self.minimum.astype(np.float32), BLOCK_COLS, axis=1)
+        return dense
+
+
+def tree_sum(lanes: F32) -> np.float32:
+    """16 lanes: lane i + lane i+8, then +4, +2, +1."""
+    for step in (8, 4, 2, 1):
+        lanes = lanes[:step] + lanes[step : 2 * step]
+    return np.float32(lanes[0])
+
+
+def lane_sum(x: F32) -> np.float32:
+    """Sum of x (n): lane i mod 16 takes x[i], ascending; then the tree."""
+    padded = np.zeros(-(-x.size // LANES) * LANES, np.float32)
+    padded[: x.size] = x
+    lanes = np.zeros(LANES, np.float32)
+    for row in padded.reshape(-1, LANES):
+        lanes = lanes + row
+    return tree_sum(lanes)
+
+
+def quantize_acts(x: F32) -> npt.NDArray[np.void]:
+    """x (..., cols) -> blocks of 32 int8 (..., cols / 32); an amax below 2^-120 gives zeros."""
+    blocks = x.reshape(*x.shape[:-1], -1, BLOCK_COLS)
+    out = np.zeros(blocks.shape[:-1], ACT_BLOCK)
+    amax = np.abs(blocks).max(axis=-1)
+    is_zero = amax < ACT_AMAX_MIN
+    with np.errstate(invalid="ignore"):
+        inverse = np.float32(127.0) / np.where(is_zero, np.float32(1.0), amax)
+        scaled = blocks * inverse[..., np.newaxis]
+    scaled = np.where(np.isnan(scaled) | is_zero[..., np.newaxis], np.float32(0.0), scaled)
+    quants = np.rint(scaled).astype(np.int32)
+    out["quants"] = quants
+    out["scale"] = np.where(is_zero, np.float32(0.0), amax / np.float32(127.0))
+    out["sum"] = quants.sum(axis=-1)
+    return out
+
+
+def matmul(weights: Weights, x: Array) -> F32:
+    """weights (rows, cols), x (num_tokens, cols), quantised or float -> (num_tokens, rows)."""
+    if weights.values is not None:
+        dense = weights.dense()
+        acc = np.zeros((x.shape[0], dense.shape[0]), np.float32)
+        for c in range(dense.shape[1]):
+            acc = acc + dense[:, c] * x[:, c, np.newaxis]
+        return acc
+    assert weights.quants is not None and weights.scale is not None
+    rows, cols = weights.quants.shape
+    quants = weights.quants.reshape(rows, -1, BLOCK_COLS)
+    scale = weights.scale.astype(np.float32)
+    acc = np.zeros((x.shape[0], rows), np.float32)
+    for b in range(cols // BLOCK_COLS):
+        acts = x[:, b]
+        isum = acts["quants"].astype(np.int32) @ quants[:, b].T
+        term = isum.astype(np.float32) * scale[:, b]
+        if weights.minimum is not None:
+            sums = acts["sum"].astype(np.float32)[:, np.newaxis]
+            term = term + weights.minimum[:, b].astype(np.float32) * sums
+        acc = acc + term * acts["scale"][:, np.newaxis]
+    return acc
+
+
+def axpy_rows(out: F32, weights: Weights, coef: F32, row_ids: npt.NDArray[np.uint32]) -> F32:
+    """out (cols) + coef[i] * row(row_ids[i]), i ascending."""
+    dense = weights.dense()
+    for factor, row in zip(coef, row_ids, strict=True):
+        out = out + dense[row] * factor
+    return out
+
+
+def exp(x: F32) -> F32:
+    """The polynomial of the kernels: 0 below -87, infinity above FLT_MAX."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        clamped = np.clip(x, EXP_MIN, EXP_MAX)
+        n = np.rint(clamped * LOG2E)
+        r = clamped - n * LN2_HI
+        r = r - n * LN2_LO
+        p = np.full_like(r, EXP_COEFFICIENTS[0])
+        for coefficient in EXP_COEFFICIENTS[1:]:
+            p = p * r + coefficient
+        p = p * (r * r) + r
+        p = p + np.float32(1.0)
+        exponent = np.nan_to_num(n).astype(np.int32)
+        first = np.ldexp(np.float32(1.0), exponent >> 1)
+        second = np.ldexp(np.float32(1.0), exponent - (exponent >> 1))
+        out: F32 = np.where(x < EXP_MIN, np.float32(0.0), p * first * second)
+    return out
+
+
+def rmsnorm(x: F32, w: F32, eps: float) -> F32:
+    """x / sqrt(mean(x^2) + eps) * w."""
+    mean = lane_sum(x * x) / np.float32(x.size)
+    inverse = np.float32(1.0) / np.sqrt(mean + np.float32(eps))
+    scaled: F32 = x * inverse * w
+    return scaled
+
+
+def relu(x: F32) -> F32:
+    """A negative value becomes 0, a NaN stays."""
+    return np.where(x < 0, np.float32(0.0), x)
+
+
+def feed_forward_act(kind: FeedForwardKind, gate: F32, up: F32) -> F32:
+    """act(gate) * up."""
+    if kind == FeedForwardKind.SILU:
+        return gate / (np.float32(1.0) + exp(-gate)) * up
+    if kind == FeedForwardKind.REGLU:
+        return relu(gate) * up
+    if kind == FeedForwardKind.DRELU:
+        return relu(gate) * relu(up)
+    return relu(up)
+
+
+def rope_head(layout: RopeLayout, x: F32, cos_row: F32, sin_row: F32) -> F32:
+    """x (head_dim) with its first 2 * len(cos_row) elements rotated."""
+    out, pairs = x.copy(), cos_row.size
+    if layout == RopeLayout.INTERLEAVED:
+        first, second = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
+    else:
+        first, second = slice(0, pairs), slice(pairs, 2 * pairs)
+    out[first] = x[first] * cos_row - x[second] * sin_row
+    out[second] = x[first] * sin_row + x[second] * cos_row
+    return out
+
+
+def softmax(x: F32) -> F32:
+    """exp(x - max) over their sum."""
+    powers = exp(x - x.max())
+    shares: F32 = powers / lane_sum(powers)
+    return shares
+
+
+def top_k(x: F32, k: int) -> tuple[npt.NDArray[np.uint32], F32]:
+    """The k largest, descending, lowest index first among equals; a NaN ranks as -infinity."""
+    ranked = np.where(np.isnan(x), np.float32(-np.inf), x)
+    ids = np.lexsort((np.arange(x.size), -ranked))[:k]
+    return ids.astype(np.uint32), ranked[ids]
+
+
+def attention_heads(q: F32, keys: F32, values: F32, scale: float) -> F32:
+    """q (num_queries, head_dim), keys and values (num_positions, head_dim) -> out as q.
+
+    keys and values are rounded to f16 first, as the KV cache stores them.
+    """
+    keys = keys.astype(np.float16).astype(np.float32)
+    values = values.astype(np.float16).astype(np.float32)
+    scores = np.zeros((q.shape[0], keys.shape[0]), np.float32)
+    for d in range(q.shape[1]):
+        scores = scores + q[:, d, np.newaxis] * keys[:, d]
+    scores = scores * np.float32(scale)
+    out = np.empty_like(q)
+    for head, row in enumerate(scores):
+        powers = exp(row - row.max())
+        acc = np.zeros(q.shape[1], np.float32)
+        for power, value in zip(powers, values, strict=True):
+            acc = acc + power * value
+        out[head] = acc / lane_sum(powers)
+    return out
