@@ -181,7 +181,7 @@ def argmax(x: F32) -> int:
 
 
 def top_k(x: F32, k: int) -> tuple[RowIds, F32]:
-    """Ids and values of the k largest elements of x (n), descending, lowest id first among equals."""
+    """Ids and values of the k largest of x (n), descending, lowest id first among equals."""
     n = last_axis("x", x)
     if not 0 < k <= n:
         raise ValueError(f"k: {k} is outside of 1..{n}")

@@ -63,9 +63,8 @@ _GGML_BLOCKS = {
 def _check_cols(storage_type: StorageType, cols: int) -> None:
     multiple = BLOCK_COLS if storage_type.is_quantised else 1
     if cols <= 0 or cols % multiple:
-        raise ValueError(
-            f"cols: {cols} with {storage_type.name.lower()}, needs a positive multiple of {multiple}"
-        )
+        stored = storage_type.name.lower()
+        raise ValueError(f"cols: {cols} with {stored}, needs a positive multiple of {multiple}")
 
 
 def tile_bytes(storage_type: StorageType, cols: int) -> int:

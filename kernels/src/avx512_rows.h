@@ -15,11 +15,13 @@ struct act_chunk { __m512i quants[8]; __m512i sum; __m512 scale; };
 
 ALWAYS_INLINE __m512i four_halves(const struct act_block *x, int first, size_t offset)
 {
-    __m512i value = _mm512_setzero_si512();
-    value = _mm512_inserti32x4(value, _mm_loadu_si128((const void *)(x[first].quants + offset)), 0);
-    value = _mm512_inserti32x4(value, _mm_loadu_si128((const void *)(x[first + 1].quants + offset)), 1);
-    value = _mm512_inserti32x4(value, _mm_loadu_si128((const void *)(x[first + 2].quants + offset)), 2);
-    return _mm512_inserti32x4(value, _mm_loadu_si128((const void *)(x[first + 3].quants + offset)), 3);
+    __m128i part[4];
+    for (int k = 0; k < 4; k++)
+        part[k] = _mm_loadu_si128((const void *)(x[first + k].quants + offset));
+    __m512i value = _mm512_castsi128_si512(part[0]);
+    value = _mm512_inserti32x4(value, part[1], 1);
+    value = _mm512_inserti32x4(value, part[2], 2);
+    return _mm512_inserti32x4(value, part[3], 3);
 }
 
 /* 4-bit: quants[j], quants[4 + j] = columns 0..15, 16..31 of blocks 4j..4j+3.

@@ -8,7 +8,13 @@
  * Summation order is part of the contract and equal on every ISA: int32 exact inside a block of 32
  * columns, then one float addition a block, blocks in ascending order, no fused multiply-add. */
 
-enum storage_type { STORAGE_F32 = 0, STORAGE_F16 = 1, STORAGE_Q8 = 2, STORAGE_Q4 = 3, STORAGE_Q4M = 4 };
+enum storage_type {
+    STORAGE_F32 = 0,
+    STORAGE_F16 = 1,
+    STORAGE_Q8 = 2,
+    STORAGE_Q4 = 3,
+    STORAGE_Q4M = 4
+};
 
 enum feed_forward_kind {
     FEED_FORWARD_SILU = 0,       /* silu(gate) * up */
@@ -17,13 +23,17 @@ enum feed_forward_kind {
     FEED_FORWARD_RELU = 3        /* relu(up), no gate */
 };
 
-enum rope_layout { ROPE_INTERLEAVED = 0 /* pairs (2i, 2i+1) */, ROPE_HALVES = 1 /* pairs (i, i+n/2) */ };
+enum rope_layout {
+    ROPE_INTERLEAVED = 0,        /* pairs (2i, 2i+1) */
+    ROPE_HALVES = 1              /* pairs (i, i+n/2) */
+};
 
 /* 32 activations quantised together; scale = amax / 127, sum = sum of quants. 40 bytes. */
 struct act_block { int8_t quants[32]; float scale; int32_t sum; };
 
-/* Select the table for `isa` ("scalar", "avx2", "avx512", "neon"), or the best one when NULL.
- * 0, or -1 when that ISA is unknown or not available here. Called once per process. */
+/* Select the table for `isa` ("scalar", "avx2", "avx512", "neon"); NULL: the one that the
+ * environment names in POLYNEURON_FORCE_ISA, else the best. 0, or -1 (and nothing changes) when
+ * that ISA is unknown or not available here. Called once per process, while no kernel runs. */
 int kernels_select(const char *isa);
 /* Name of the active ISA (never NULL; selects the best one on first use). */
 const char *kernels_active(void);
@@ -36,7 +46,9 @@ int kernels_supported(const char *isa);
 size_t tile_bytes(int type, size_t cols);                  /* one tile: 32 rows */
 size_t row_bytes(int type, size_t cols);
 
-/* x (cols) f32 -> out (cols/32) */
+/* x (cols) f32 -> out (cols/32), q = x * (127 / amax) to nearest even. A block whose amax is below
+ * 2^-120 (where 127 / amax could overflow) becomes zeros; NaN or infinite input gives zero quants
+ * and a NaN or infinite scale, so a fault upstream is not hidden. */
 void quantize_acts(struct act_block *out, const float *x, size_t cols);
 
 /* w (num_tiles tiles of (32, cols)), x (num_tokens, cols) -> out[t * out_stride + 32 * tile + r].
@@ -50,17 +62,20 @@ void gather_row(int type, float *out, const void *w, size_t cols, size_t row);
 /* Neuron-major rows: the quants of all blocks, then all scales, then (q4m) all mins; q4 nibbles in
  * GGUF order (low nibble k, high nibble k+16 of each block). row_ids may be NULL: 0..num_rows-1.
  * dot: out[i] = row(ids[i]) . x, bit-equal to matmul_tiles on the same weights.
- * axpy: out[c] += coef[i] * row(ids[i])[c], i ascending, each term ((float)q * scale (+ min)) * coef. */
+ * axpy: out[c] += coef[i] * row(ids[i])[c], i ascending; each term is
+ * ((float)q * scale (+ min)) * coef.
+ * Rows may begin at any multiple of 2 bytes. */
 void dot_rows(int type, float *out, const void *rows, size_t row_stride_bytes,
               const uint32_t *row_ids, size_t num_rows, size_t cols, const void *x);
 void axpy_rows(int type, float *out, const void *rows, size_t row_stride_bytes,
                const uint32_t *row_ids, const float *coef, size_t num_rows, size_t cols);
 
-/* out = x / sqrt(mean(x^2) + eps) * w; squares summed in 16 lanes (i mod 16), lanes in a fixed tree. */
+/* out = x * (1 / sqrt(mean(x^2) + eps)) * w. Here and below a sum "in 16 lanes" gives element i to
+ * lane i mod 16, ascending, and then adds lane i + lane i+8, then +4, +2, +1. So the squares. */
 void rmsnorm_f32(float *out, const float *x, const float *w, size_t n, float eps);
 /* out[i] += x[i] */
 void add_f32(float *out, const float *x, size_t n);
-/* out[i] = act(gate[i]) * up[i] by enum feed_forward_kind; gate is not read for FEED_FORWARD_RELU. */
+/* out[i] = act(gate[i]) * up[i] by enum feed_forward_kind; FEED_FORWARD_RELU reads no gate. */
 void feed_forward_act(int kind, float *out, const float *gate, const float *up, size_t n);
 /* Rotate the first rotary_dim of head_dim in place; cos, sin (rotary_dim/2). */
 void rope_head(int layout, float *x, const float *cos_row, const float *sin_row, size_t rotary_dim);
@@ -68,13 +83,14 @@ void rope_head(int layout, float *x, const float *cos_row, const float *sin_row,
 void exp_f32(float *out, const float *x, size_t n);
 /* In place, numerically safe; sums in 16 lanes (i mod 16), lanes in a fixed tree. */
 void softmax_f32(float *x, size_t n);
-/* Index of the largest value, the lowest index among equals. */
+/* Index of the largest value, the lowest index among equals; a NaN ranks as -infinity. */
 size_t argmax_f32(const float *x, size_t n);
 /* The k largest (k <= n), descending, the lowest index first among equals. */
 void top_k_f32(uint32_t *out_ids, float *out_values, const float *x, size_t n, size_t k);
 
 /* A KV block holds 32 tokens of one layer and one kv head, f16: K transposed (head_dim, 32), then V
- * (32, head_dim). kv_block_bytes gives its size. Writes token `slot` (0..31) from k, v (head_dim) f32. */
+ * (32, head_dim). kv_block_bytes gives its size. kv_write stores k, v (head_dim) f32 as token
+ * `slot` (0..31), rounded to nearest even. */
 size_t kv_block_bytes(size_t head_dim);
 void kv_write(void *kv_block, size_t slot, const float *k, const float *v, size_t head_dim);
 /* Attention of num_queries heads that share one kv head over positions 0..num_positions-1.
@@ -86,16 +102,20 @@ void attention_heads(float *out, const float *q, size_t num_queries, size_t head
                      const void *kv, const int32_t *block_table, size_t block_stride,
                      size_t num_positions, float scale, float *scratch);
 
-/* Packing. src: ggml blocks of `ggml_type` (0 F32, 1 F16, 2 Q4_0, 3 Q4_1, 6 Q5_0, 8 Q8_0), row-major
- * (num_rows, cols); missing rows of the last tile become zeros. 0, or -1 when this pair has no
- * lossless packing. Q4_0 -> q4, Q4_1 -> q4m, Q8_0 and Q5_0 -> q8, F16 -> f16, F32 -> f32. */
+/* Packing. src: ggml blocks of `ggml_type` (0 F32, 1 F16, 2 Q4_0, 3 Q4_1, 6 Q5_0, 8 Q8_0),
+ * row-major (num_rows, cols); missing rows of the last tile become zeros. 0, or -1 when this pair
+ * has no lossless packing. Q4_0 -> q4, Q4_1 -> q4m, Q8_0 and Q5_0 -> q8, F16 -> f16, F32 -> f32. */
 int pack_tiles(int storage_type, void *tiles, int ggml_type, const void *src, size_t num_rows,
                size_t cols);
 /* src (num_rows, cols) f32 -> q8 / f16 / f32 tiles (rounded to nearest even). */
-int pack_tiles_from_f32(int storage_type, void *tiles, const float *src, size_t num_rows, size_t cols);
+int pack_tiles_from_f32(int storage_type, void *tiles, const float *src, size_t num_rows,
+                        size_t cols);
 /* The same two for neuron-major rows. */
-int pack_rows(int storage_type, void *rows, int ggml_type, const void *src, size_t num_rows, size_t cols);
-int pack_rows_from_f32(int storage_type, void *rows, const float *src, size_t num_rows, size_t cols);
-/* q4m parts given apart: quants (num_rows, cols) u8 0..15, scale and min (num_rows, cols/32) f16 bits. */
+int pack_rows(int storage_type, void *rows, int ggml_type, const void *src, size_t num_rows,
+              size_t cols);
+int pack_rows_from_f32(int storage_type, void *rows, const float *src, size_t num_rows,
+                       size_t cols);
+/* q4m parts given apart: quants (num_rows, cols) u8 0..15; scale and min (num_rows, cols/32) f16
+ * bits. */
 int pack_tiles_q4m_parts(void *tiles, const uint8_t *quants, const uint16_t *scale,
                          const uint16_t *min, size_t num_rows, size_t cols);

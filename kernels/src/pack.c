@@ -7,7 +7,14 @@
 #include "blocks.h"
 #include "numeric.h"
 
-enum ggml_type { GGML_F32 = 0, GGML_F16 = 1, GGML_Q4_0 = 2, GGML_Q4_1 = 3, GGML_Q5_0 = 6, GGML_Q8_0 = 8 };
+enum ggml_type {
+    GGML_F32 = 0,
+    GGML_F16 = 1,
+    GGML_Q4_0 = 2,
+    GGML_Q4_1 = 3,
+    GGML_Q5_0 = 6,
+    GGML_Q8_0 = 8
+};
 
 /* 32 weights of one row: quants as stored (16 bytes of nibbles in GGUF order, or 32 int8). */
 struct block_parts { uint8_t quants[32]; uint16_t scale; uint16_t min; };

@@ -1,5 +1,5 @@
-/* Scalar access to neuron-major rows: all quants, then all scales, then (q4m) all mins. Rows may lie
- * at any address, so scales are read with memcpy. Also the tail of the vector kernels. */
+/* Scalar access to neuron-major rows: all quants, then all scales, then (q4m) all mins. Rows may
+ * lie at any address, so values are read with memcpy. Also the tail of the vector kernels. */
 #ifndef POLYNEURON_ROWS_H
 #define POLYNEURON_ROWS_H
 

@@ -16,6 +16,7 @@ ACTS = quant.quantize_acts(normal(1, 2, 64))
 X = normal(2, 8)
 READ_ONLY = normal(3, 8)
 READ_ONLY.flags.writeable = False
+QUANTS = np.zeros((1, 32), np.uint8)
 KV = np.zeros((2, quant.kv_block_bytes(8)), np.uint8)
 TABLE = np.array([1, 0], np.int32)
 
@@ -53,7 +54,7 @@ WRONG_CALLS: list[tuple[str, Callable[[], Any]]] = [
     ("out: shape is", lambda: quant.pack_tiles_from_f32(StorageType.F32, X[np.newaxis], TILES)),
     (
         "scale: dtype is float32",
-        lambda: quant.pack_tiles_q4m_parts(np.zeros((1, 32), np.uint8), X, X),  # type: ignore[arg-type]
+        lambda: quant.pack_tiles_q4m_parts(QUANTS, X, X),  # type: ignore[arg-type]
     ),
 ]
 
