@@ -45,7 +45,7 @@ _TEKKEN = rf"{_CASED_WORD}|{_UPPER_WORD}|\p{{N}}|{_SLASH_TAIL}"
 _GPT4O = rf"{_CASED_WORD}{_CONTRACTION}?|{_UPPER_WORD}{_CONTRACTION}?|\p{{N}}{{1,3}}|{_SLASH_TAIL}"
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"  # noqa: RUF001  the marks themselves are the pattern
 
-# The cased letters as DeepSeek's first models list them.
+# The cased letters as DeepSeek's first models list them; the engine knows \u and \x{...}, not \U.
 _DEEPSEEK_LETTERS = (
     r"\s?[A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293"
     r"\u0295-\u02af\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c"
@@ -58,9 +58,9 @@ _DEEPSEEK_LETTERS = (
     r"\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee"
     r"\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e"
     r"\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a"
-    r"\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb"
-    r"\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df"
-    r"\U0001e900-\U0001e943]+"
+    r"\x{10400}-\x{1044f}\x{104b0}-\x{104d3}\x{104d8}-\x{104fb}"
+    r"\x{10c80}-\x{10cb2}\x{10cc0}-\x{10cf2}\x{118a0}-\x{118df}"
+    r"\x{1e900}-\x{1e943}]+"
 )
 _DEEPSEEK_MARKS = r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
 _DEEPSEEK_CJK = r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
