@@ -14,7 +14,7 @@ from polyneuron.actors.sequence_run import Mailbox, SequenceRun
 from polyneuron.actors.shells import attach_arena
 from polyneuron.actors.step_runner import MAX_RECOVERIES, StepRunner
 from polyneuron.actors.supervisor import Supervisor
-from polyneuron.errors import EngineError
+from polyneuron.errors import EngineError, PolyneuronError
 from polyneuron.io.weight_reader import ReadReport, WeightRead
 from polyneuron.kernels import isa
 from polyneuron.kernels.arena import monotonic_ns
@@ -23,6 +23,7 @@ from polyneuron.planning.layout import ArenaLayout
 
 RESTART_TIMEOUT_S = 30.0
 UNWIND_TIMEOUT_NS = 5_000_000_000
+POLL_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,10 @@ class Crew:
 class CoordinatorShell:
     """Requests, phases, steps, sampling of one node."""
 
-    def __init__(self, refs: list[Any], spec: ModelSpec, layout: ArenaLayout) -> None:
+    def __init__(self, spec: ModelSpec, layout: ArenaLayout) -> None:
         isa.select()
-        self._arena = attach_arena(refs)
+        self._spec = spec
         self._layout = layout
-        self._runner = StepRunner(self._arena, spec, layout)
         self._state = CoordinatorState(layout.config, layout.num_kv_blocks)
         self._runs: dict[int, SequenceRun] = {}
         self._ended: dict[int, bytes] = {}
@@ -50,6 +50,13 @@ class CoordinatorShell:
         self._stopping = False
         self._dry = False
         self._recoveries = 0
+
+    @ray.method(concurrency_group="control")
+    def attach(self, refs: list[Any]) -> None:
+        """Map the arena and write the step programs into it."""
+        self._refs = refs  # an object passed to a constructor would tie restarts to it
+        self._arena = attach_arena(refs)
+        self._runner = StepRunner(self._arena, self._spec, self._layout)
 
     @ray.method(concurrency_group="control")
     def start(self, crew: Crew) -> ReadReport:
@@ -62,7 +69,8 @@ class CoordinatorShell:
     def _serve(self, executors: list[int]) -> None:
         """Attach the actors that hold these places and let them serve; bounded."""
         actors = {self._crew.executors[i]: None for i in executors}
-        ray.get([actor.attach.remote() for actor in actors], timeout=RESTART_TIMEOUT_S)
+        refs = self._refs
+        ray.get([actor.attach.remote(refs) for actor in actors], timeout=RESTART_TIMEOUT_S)
         for index, actor in self._crew.executors.items():
             if actor in actors:
                 actor.serve.remote(index)
@@ -167,8 +175,15 @@ class CoordinatorShell:
             run.score(logits, position)
             if position == len(sequence.request.prompt) - 1:
                 self._state.finish(sequence, "scored")
+        elif sequence.request.max_tokens == 0:
+            self._state.finish(sequence, "length")
         else:
-            token_id = run.sample(logits)
+            try:
+                token_id = run.sample(logits)
+            except PolyneuronError as error:
+                self._state.finish(sequence, "error")
+                self._end(run, str(error))
+                return
             self._state.append(sequence, token_id)
             run.token_done(monotonic_ns(), step_ns)
             run.mailbox.push(token_id)
@@ -206,11 +221,11 @@ class CoordinatorShell:
         while not self._supervisor.all_idle(but=lost):
             if monotonic_ns() > end_ns:
                 raise EngineError("an executor did not leave the aborted step")
-            self._changed_pause()
+            self._pause()
 
     @staticmethod
-    def _changed_pause() -> None:
-        threading.Event().wait(0.001)
+    def _pause() -> None:
+        threading.Event().wait(POLL_S)
 
     def _revive(self, lost: list[int]) -> None:
         """Have Ray's replacements of dead executors take their places, under a new epoch."""
@@ -225,5 +240,5 @@ class CoordinatorShell:
             except ray.exceptions.ActorUnavailableError:
                 if monotonic_ns() > end_ns:
                     raise EngineError(f"executors {lost} did not come back") from None
-                self._changed_pause()
+                self._pause()
         self._arena.clear_abort()

@@ -11,14 +11,16 @@ import ray
 
 from polyneuron.actors.arena import format_arena, object_bytes
 from polyneuron.actors.coordinator_shell import CoordinatorShell, Crew
-from polyneuron.actors.messages import PlaceExecutor
+from polyneuron.actors.messages import ExecutorStatus, PlaceExecutor
 from polyneuron.actors.shells import CacheShell, CpuWorkerShell, IoShell, NpuExecutorShell
+from polyneuron.errors import EngineError, PolyneuronError
 from polyneuron.io.weight_reader import ReadReport
 from polyneuron.kernels.arena import Arena, Unit
 from polyneuron.model.spec import ModelSpec
 from polyneuron.planning.layout import ArenaLayout, num_executors
 
 STOP_TIMEOUT_S = 10.0
+CALL_TIMEOUT_S = 60.0
 
 
 def _actor(shell: type, name: str, loops: int, args: tuple[Any, ...]) -> Any:
@@ -70,22 +72,21 @@ def put_arena(layout: ArenaLayout) -> tuple[Any, Arena]:
 def launch(path: Path, spec: ModelSpec, layout: ArenaLayout, cores: list[int]) -> Actors:
     """Create all actors and start the coordinator; weights are not read yet."""
     ref, arena = put_arena(layout)
-    config, refs = layout.config, [ref]
+    config = layout.config
     executors: dict[int, Any] = {}
     for index, place in enumerate(_places(layout, Unit.CPU, cores)):
-        args = (refs, [place])
-        executors[index] = _actor(CpuWorkerShell, f"cpu_worker_{index}", 1, args)
+        executors[index] = _actor(CpuWorkerShell, f"cpu_worker_{index}", 1, ([place],))
     npu_places = _places(layout, Unit.NPU, cores)
-    npu = _actor(NpuExecutorShell, "npu_executor", len(npu_places), (refs, npu_places))
+    npu = _actor(NpuExecutorShell, "npu_executor", len(npu_places), (npu_places,))
     for index in range(len(npu_places)):
         executors[config.num_workers + index] = npu
-    io_args = (refs, str(path), layout.at("inputs.bytes_read"))
-    io_actor = _actor(IoShell, "io_actor", 1, io_args)
+    io_actor = _actor(IoShell, "io_actor", 1, (str(path), layout.at("inputs.bytes_read")))
     weight_bytes = {name: place.num_bytes for name, place in layout.weights.items()}
     cache_args = (layout.spans["fixed"].num_bytes, weight_bytes)
     cache_actor = _actor(CacheShell, "cache_actor", 1, cache_args)
+    coordinator = _actor(CoordinatorShell, "coordinator", 1, (spec, layout))
+    _get([actor.attach.remote([ref]) for actor in (coordinator, io_actor)], CALL_TIMEOUT_S)
     crew = Crew(io_actor, cache_actor, executors)
-    coordinator = _actor(CoordinatorShell, "coordinator", 1, (refs, spec, layout))
     return Actors(ref, arena, coordinator, crew, coordinator.run.remote())
 
 
@@ -97,4 +98,37 @@ def load(actors: Actors) -> Any:
 def take_report(ref: Any, timeout_s: float) -> ReadReport | None:
     """The report when the weights are there, None when the time is over first."""
     done, _ = ray.wait([ref], timeout=timeout_s)
-    return ray.get(ref) if done else None
+    return _get(ref) if done else None
+
+
+def _get(ref: Any, timeout_s: float | None = None) -> Any:
+    """An answer; what an actor raised on purpose comes out as itself, all else as EngineError."""
+    try:
+        return ray.get(ref, timeout=timeout_s)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, PolyneuronError):
+            raise error.cause from None
+        raise EngineError(f"an actor failed: {error.cause!r}") from error
+    except ray.exceptions.RayError as error:
+        raise EngineError(f"an actor was lost: {type(error).__name__}") from error
+
+
+def call(method: Any, *args: Any) -> Any:
+    """Call an actor's method and wait for the answer, for a bounded time."""
+    return _get(method.remote(*args), CALL_TIMEOUT_S)
+
+
+def check_running(actors: Actors) -> None:
+    """Raise when the coordinator's loop has ended, with what ended it."""
+    ended, _ = ray.wait([actors.loop], timeout=0)
+    if ended:
+        _get(actors.loop)
+        raise EngineError("the coordinator has stopped")
+
+
+def executor_statuses(actors: Actors) -> list[ExecutorStatus]:
+    """What every executor says of itself, in order of their places."""
+    handles = list(dict.fromkeys(actors.crew.executors.values()))
+    packed = [_get(handle.status.remote(), CALL_TIMEOUT_S) for handle in handles]
+    statuses = [ExecutorStatus.unpack(status) for group in packed for status in group]
+    return sorted(statuses, key=lambda status: status.executor)

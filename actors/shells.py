@@ -28,16 +28,16 @@ def attach_arena(refs: list[Any]) -> Arena:
 class ExecutorShell:
     """Walks step programs in C: a CPU worker has one place, the NPU executor one per thread."""
 
-    def __init__(self, refs: list[Any], places: list[bytes]) -> None:
-        self._arena = attach_arena(refs)
+    def __init__(self, places: list[bytes]) -> None:
         self._isa = isa.select()
         self._places = {p.executor: p for p in map(PlaceExecutor.unpack, places)}
         self._generations: dict[int, int] = {}
         self._cores: dict[int, list[int]] = {}
 
     @ray.method(concurrency_group="control")
-    def attach(self) -> list[bytes]:
-        """Take the places; executors of an earlier process leave them."""
+    def attach(self, refs: list[Any]) -> list[bytes]:
+        """Map the arena and take the places; executors of an earlier process leave them."""
+        self._arena = attach_arena(refs)
         for place in self._places.values():
             self._generations[place.executor] = self._arena.attach(
                 place.executor, Unit(place.unit), os.getpid()
@@ -79,18 +79,23 @@ class NpuExecutorShell(ExecutorShell):
 class IoShell:
     """The only reader of the model file."""
 
-    def __init__(self, refs: list[Any], path: str, bytes_read: int) -> None:
-        self._arena = attach_arena(refs)
+    def __init__(self, path: str, bytes_read: int) -> None:
         isa.select()
         self._path = Path(path)
-        self._bytes_read = self._arena.view(bytes_read, (1,), np.uint64)
+        self._bytes_read = bytes_read
+
+    @ray.method(concurrency_group="control")
+    def attach(self, refs: list[Any]) -> None:
+        """Map the arena."""
+        self._arena = attach_arena(refs)
 
     @ray.method(concurrency_group="control")
     def read(self, reads: list[WeightRead]) -> ReadReport:
         """Bring weights to their places; the count of bytes read grows in the arena."""
+        counter = self._arena.view(self._bytes_read, (1,), np.uint64)
 
         def progress(num_bytes: int) -> None:
-            self._bytes_read[0] = num_bytes
+            counter[0] = num_bytes
 
         return read_weights(self._path, reads, self._arena, progress)
 

@@ -23,6 +23,15 @@ def process_state(pid: int) -> str:
     return text[text.rindex(")") + 2]
 
 
+def process_exists(pid: int) -> bool:
+    """Whether there is such a process (a dead one that nobody has waited for counts)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 @dataclass(slots=True)
 class Supervisor:
     """Watches the executors of one arena."""
@@ -33,8 +42,8 @@ class Supervisor:
     """executor -> (heartbeat last seen, since when in ns)"""
 
     def dead(self) -> list[int]:
-        """Executors whose process is gone."""
-        return [i for i in self.executors if process_state(self.arena.executor(i).pid) in "XZ"]
+        """Executors whose process is gone: cheap enough to ask before every step."""
+        return [i for i in self.executors if not process_exists(self.arena.executor(i).pid)]
 
     def lost(self) -> list[int]:
         """Executors that are gone, stopped, or hang inside the running step."""

@@ -1,0 +1,87 @@
+"""What a finished request gives back, with its measurements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from polyneuron.actors.messages import RequestOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Times of one request in ms; a rate is None when there is nothing to divide."""
+
+    load_ms: float
+    prompt_n: int
+    prompt_ms: float
+    predicted_n: int
+    predicted_ms: float
+    token_ms: dict[str, float | None]
+    """mean, p50, p90, p99 of the time between tokens."""
+    outside_ms: float | None
+    """Of a token: sampling, bookkeeping and hand-off, everything outside the step."""
+
+    @property
+    def prompt_per_second(self) -> float | None:
+        """Prompt tokens a second."""
+        return self.prompt_n / self.prompt_ms * 1e3 if self.prompt_ms else None
+
+    @property
+    def predicted_per_second(self) -> float | None:
+        """Generated tokens a second, the first one not counted: prefill gave it."""
+        return (self.predicted_n - 1) / self.predicted_ms * 1e3 if self.predicted_ms else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The `timings` object of `run --json`."""
+        return {
+            "load_ms": self.load_ms,
+            "prompt_n": self.prompt_n,
+            "prompt_ms": self.prompt_ms,
+            "prompt_per_second": self.prompt_per_second,
+            "predicted_n": self.predicted_n,
+            "predicted_ms": self.predicted_ms,
+            "predicted_per_second": self.predicted_per_second,
+            "token_ms": self.token_ms,
+            "outside_ms": self.outside_ms,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Text and tokens of one request."""
+
+    text: str
+    prompt_tokens: list[int]
+    tokens: list[int]
+    finish_reason: str
+    """stop, length or cancelled."""
+    logits_sha256: str | None
+    top_logprobs: list[list[tuple[int, float]]]
+    timings: Timings
+
+
+def token_statistics(token_ns: list[int]) -> dict[str, float | None]:
+    """Mean and percentiles in ms; None without tokens."""
+    names = ("mean", "p50", "p90", "p99")
+    if not token_ns:
+        return dict.fromkeys(names)
+    ms = np.array(token_ns) / 1e6
+    values = (ms.mean(), *np.percentile(ms, (50, 90, 99)))
+    return {name: round(float(value), 4) for name, value in zip(names, values, strict=True)}
+
+
+def timings_of(outcome: RequestOutcome, load_ms: float, num_tokens: int) -> Timings:
+    """The timings of an ended request."""
+    steps = len(outcome.token_ns)
+    return Timings(
+        load_ms=round(load_ms, 3),
+        prompt_n=outcome.num_prompt,
+        prompt_ms=outcome.prefill_ns / 1e6,
+        predicted_n=num_tokens,
+        predicted_ms=sum(outcome.token_ns) / 1e6,
+        token_ms=token_statistics(outcome.token_ns),
+        outside_ms=outcome.outside_ns / steps / 1e6 if steps else None,
+    )
