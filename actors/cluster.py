@@ -39,6 +39,9 @@ _POLL_S: Final = 0.01
 # Ray's own settings. What is off would write to disk, send statistics or wake up for nobody.
 _SYSTEM_CONFIG: Final[Mapping[str, Any]] = {
     "automatic_object_spilling_enabled": False,
+    "timeout_ms_task_wait_for_death_info": 100,  # a call to a killed actor fails soon
+    "core_worker_internal_heartbeat_ms": 200,  # how often that is looked at
+    "worker_niceness": 0,  # else actors yield to every other process of the machine
 }
 
 
@@ -140,10 +143,11 @@ class PrivateCluster:
         output = ray_internals.RayOutput(private.path / "driver.log")
         self._cleanup.callback(output.restore)
         output.take_logger()
-        started = ray_internals.RayProcesses()
+        started = ray_internals.RayProcesses(private.path / "nursery")
         self._processes = started.started
         self._cleanup.callback(started.close)
         self._cleanup.callback(self._end_processes, started.reap)
+        self._cleanup.callback(started.dismiss_nursery)
         self._cleanup.callback(ray.shutdown)
         with started.starting():
             ray.init(

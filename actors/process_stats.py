@@ -83,7 +83,7 @@ def descendants(pid: int) -> list[ProcessId]:
 
 
 def process_name(pid: int) -> str:
-    """What a process calls itself: its title where it set one, else the file it runs."""
+    """What a process calls itself: its title where it set one, else the program or script it runs."""
     try:
         words = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -91,7 +91,10 @@ def process_name(pid: int) -> str:
     first = words[0].decode(errors="replace")
     if first.startswith("ray::"):
         return first.strip()
-    return os.path.basename(first) or "?"
+    name = os.path.basename(first) or "?"
+    if name.startswith("python") and len(words) > 1 and words[1].endswith(b".py"):
+        return Path(words[1].decode(errors="replace")).stem
+    return name
 
 
 def pss_bytes(pid: int) -> int:

@@ -14,6 +14,7 @@ import os
 import queue
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -24,6 +25,7 @@ from typing import Any
 from polyneuron.actors.process_stats import ProcessId, identify
 
 _WORKER_ENTRY = Path(__file__).resolve().parent / "worker_entry.py"
+_WORKER_NURSERY = _WORKER_ENTRY.with_name("worker_nursery.py")
 
 # Methods of ray's Node: autoscaler, log forwarder, dashboard head (with its usage statistics).
 _UNNEEDED_STARTERS = ("start_monitor", "start_log_monitor", "start_api_server")
@@ -37,6 +39,11 @@ _AGENT_PORTS = {
     "METRICS_EXPORT_PORT_NAME": -1,
     "DASHBOARD_AGENT_LISTEN_PORT_NAME": -1,
     "RUNTIME_ENV_AGENT_PORT_NAME": 1,
+}
+
+_NURSERY_ENVIRONMENT = {
+    "RAY_JOB_ID": "01000000",  # the first and only job; for another one the nursery declines
+    "OPENBLAS_NUM_THREADS": "1",  # or numpy starts threads, which a fork would lose
 }
 
 
@@ -103,14 +110,14 @@ def _replace_agents(command: list[str]) -> list[str]:
 
 
 def _replace_worker_script(command: list[str]) -> list[str]:
-    """Start actors by `worker_entry.py`, which hands over to Ray's own script."""
+    """Have the raylet start `worker_entry.py`, which asks the nursery, for Ray's own script."""
     workers = _find("ray._private.workers")
     if workers is None:
         return command
     script = str(Path(next(iter(workers.__path__))) / "default_worker.py")
     os.environ["POLYNEURON_RAY_WORKER"] = script
     return [
-        word.replace(script, str(_WORKER_ENTRY))
+        word.replace(script, f"-I -S {_WORKER_ENTRY}")
         if word.startswith("--python_worker_command=") and " " not in str(_WORKER_ENTRY)
         else word
         for word in command
@@ -134,10 +141,27 @@ def _detached(popen: Callable[..., Any]) -> Callable[..., Any]:
 class RayProcesses:
     """Starts Ray's processes, without the unneeded ones, and remembers them."""
 
-    def __init__(self) -> None:
+    def __init__(self, nursery_path: Path) -> None:
+        os.environ["POLYNEURON_RAY_NURSERY"] = str(nursery_path)
         self._keeper = _Keeper()
         self._handles: list[subprocess.Popen[bytes]] = []
         self.started: list[ProcessId] = []
+
+    def _start_nursery(self, raylet_pid: int) -> None:
+        """Start the process that actors are forked from; it imports while Ray starts."""
+        command = [sys.executable, str(_WORKER_NURSERY), os.environ["POLYNEURON_RAY_NURSERY"]]
+        own = {**_NURSERY_ENVIRONMENT, "RAY_RAYLET_PID": str(raylet_pid)}
+        handle = self._keeper.call(
+            lambda: subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,  # held open until stop
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, **own},
+            )
+        )
+        self._note(handle)
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
@@ -155,6 +179,12 @@ class RayProcesses:
                 _swap(undo, services, "ConsolePopen", _detached(services.ConsolePopen))
             yield
 
+    def dismiss_nursery(self) -> None:
+        """Let the nursery end."""
+        for handle in self._handles:
+            if handle.stdin is not None:
+                handle.stdin.close()
+
     def reap(self) -> None:
         """Collect the exit status of ended children, so that no zombie stays."""
         for handle in self._handles:
@@ -169,13 +199,18 @@ class RayProcesses:
             if process_type == "raylet":
                 command = _replace_worker_script(_replace_agents(command))
             info = self._keeper.call(lambda: starter(command, process_type, *args, **kwargs))
-            self._handles.append(info.process)
-            process = identify(info.process.pid)
-            if process is not None:
-                self.started.append(process)
+            self._note(info.process)
+            if process_type == "raylet":
+                self._start_nursery(info.process.pid)
             return info
 
         return start
+
+    def _note(self, handle: subprocess.Popen[bytes]) -> None:
+        self._handles.append(handle)
+        process = identify(handle.pid)
+        if process is not None:
+            self.started.append(process)
 
 
 def _swap(undo: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:

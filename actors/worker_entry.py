@@ -1,17 +1,22 @@
-"""What runs first in every actor process: it sets up the process, then hands over to Ray.
+"""What the raylet starts for an actor: it asks the nursery for a process and ends.
 
-Run by path, not as a module, so that it costs no import of the package before Ray's own.
+Run by path in an isolated interpreter, so that it imports next to nothing.
 """
 
 from __future__ import annotations
 
+import array
 import ctypes
+import json
 import os
 import platform
-import runpy
 import signal
+import socket
 import sys
-from pathlib import Path
+
+MAX_REQUEST_BYTES = 1 << 20
+NUM_STREAMS = 3
+DONE = b"+"
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
@@ -72,24 +77,48 @@ def _refuse_timer_descriptors(libc: ctypes.CDLL) -> None:
     )
 
 
-def _die_with_parent(libc: ctypes.CDLL) -> None:
-    """Have the kernel end this process when the raylet ends, even inside a long C call."""
+def die_with_parent(libc: ctypes.CDLL) -> None:
+    """Have the kernel end this process when its parent ends, even if frozen or in a long C call."""
     parent = os.getppid()
     libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
         raise SystemExit(1)
 
 
-def main() -> None:
-    """Prepare the process and run Ray's worker, whose path is in POLYNEURON_RAY_WORKER."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    _die_with_parent(libc)
+def prepare(libc: ctypes.CDLL) -> None:
+    """Let timers of this process and of those it forks fire late enough to be few."""
     _refuse_timer_descriptors(libc)
     libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(_TIMER_SLACK_NS), 0, 0, 0)
-    script = os.environ["POLYNEURON_RAY_WORKER"]
-    sys.argv[0] = script
-    sys.path[0] = str(Path(script).parent)  # as if Ray had started its own script
-    runpy.run_path(script, run_name="__main__")
+
+
+def _ask_nursery(path: str) -> bool:
+    """Have the nursery fork the actor with our arguments; False if it cannot be reached."""
+    request = json.dumps(
+        {
+            "arguments": sys.argv[1:],
+            "environment": dict(os.environ),
+            "directory": os.getcwd(),
+        }
+    ).encode()
+    streams = array.array("i", range(NUM_STREAMS))
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as nursery:
+            nursery.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_REQUEST_BYTES)
+            nursery.connect(path)
+            nursery.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
+            return nursery.recv(1) == DONE
+    except OSError:
+        return False
+
+
+def main() -> None:
+    """Hand over to the nursery, or else become Ray's worker here."""
+    if _ask_nursery(os.environ["POLYNEURON_RAY_NURSERY"]):
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    die_with_parent(libc)
+    prepare(libc)  # both stay in force in the program that follows
+    os.execv(sys.executable, [sys.executable, os.environ["POLYNEURON_RAY_WORKER"], *sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -31,20 +31,19 @@ class Holder:
 
 
 def start_holder() -> Any:
-    """Create the actor and give it an object in shared memory."""
+    """Create one actor and give it an object in shared memory."""
+    return start_holders(1)[0]
+
+
+def start_holders(num_actors: int) -> list[Any]:
+    """Create actors that share one object."""
     import ray
 
-    holder: Any = ray.remote(num_cpus=0, max_restarts=-1)(Holder)
-    holder = holder.remote()
-    reference = ray.put(np.full(ARENA_BYTES, 7, np.uint8))
-    assert ray.get(holder.hold.remote([reference]), timeout=60) == 7
-    return holder
-
-
-def say(line: str) -> None:
-    """Tell the test; standard output may be closed."""
-    if sys.stdout is not None:
-        print(line, flush=True)
+    remote: Any = ray.remote(num_cpus=0, max_restarts=-1)(Holder)
+    holders = [remote.remote() for _ in range(num_actors)]
+    reference = ray.put(np.full(ARENA_BYTES if num_actors == 1 else 1 << 20, 7, np.uint8))
+    assert set(ray.get([each.hold.remote([reference]) for each in holders], timeout=60)) == {7}
+    return holders
 
 
 def freeze(holder: Any) -> None:
@@ -52,6 +51,12 @@ def freeze(holder: Any) -> None:
     import ray
 
     os.kill(ray.get(holder.pid.remote(), timeout=60), signal.SIGSTOP)
+
+
+def say(line: str) -> None:
+    """Tell the test; standard output may be closed."""
+    if sys.stdout is not None:
+        print(line, flush=True)
 
 
 def lose_actor(cluster: PrivateCluster, holder: Any) -> None:

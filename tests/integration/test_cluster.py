@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
 from polyneuron.actors.cluster import ClusterConfig, PrivateCluster
 from polyneuron.actors.private_dir import PREFIX, sweep
+from polyneuron.actors.process_stats import cpu_ticks, is_alive, kill, process_name
 from polyneuron.errors import ConfigError
 from tests.integration import cluster_driver
 from tests.support.leftovers import (
@@ -55,6 +58,37 @@ def first_line(stream: IO[str] | None) -> str:
     return stream.readline().strip()
 
 
+def answers(holder: Any) -> int | None:
+    """The process that answers for the actor, or None if none does yet."""
+    import ray
+
+    try:
+        return int(ray.get(holder.pid.remote(), timeout=10))
+    except ray.exceptions.RayError:
+        return None
+
+
+class Pace:
+    """Processor use of a set of processes since the last reading."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self._pids = pids
+        self._read()
+
+    def percent_of_core(self, over_s: float) -> float:
+        """Use since the last reading, which must be that old; else infinite."""
+        elapsed = time.monotonic() - self._at
+        if elapsed < over_s:
+            return math.inf
+        before = self._ticks
+        self._read()
+        return 100 * (self._ticks - before) / os.sysconf("SC_CLK_TCK") / elapsed
+
+    def _read(self) -> None:
+        self._at = time.monotonic()
+        self._ticks = sum(map(cpu_ticks, self._pids))
+
+
 class TestPrivateCluster:
     def test_cycles_leave_nothing(self, before: Snapshot) -> None:
         environment = dict(os.environ)
@@ -76,10 +110,47 @@ class TestPrivateCluster:
             report = cluster.memory_report()
             before.observe()
         names = sorted(entry.name for entry in report)
-        assert names == ["cat", "cat", "driver", "gcs_server", "ray::Holder", "raylet"]
+        needed = ["driver", "gcs_server", "ray::Holder", "raylet", "worker_nursery"]
+        assert names == ["cat", "cat", *needed]
         assert all(entry.pss_bytes > 0 for entry in report)
         helpers = [entry for entry in report if entry.name in ("cat", "gcs_server", "raylet")]
         assert sum(entry.pss_bytes for entry in helpers) < 120 * MIB
+        assert_nothing_left(before)
+
+    def test_idle_cluster_rests(self, before: Snapshot) -> None:
+        """Six actors, Ray and this process use under 5 % of a core between requests."""
+        with PrivateCluster(ClusterConfig(MIB)) as cluster:
+            cluster_driver.start_holders(6)
+            before.observe()
+            pids = [os.getpid(), *(process.pid for process in cluster.processes())]
+            settled = Pace(pids)
+            wait_until(lambda: settled.percent_of_core(over_s=2.0) < 5.0, "below 5 % of a core", 30)
+        assert_nothing_left(before)
+
+    def test_killed_actor_is_back_soon(self, before: Snapshot) -> None:
+        import ray
+
+        with PrivateCluster(ClusterConfig(cluster_driver.ARENA_BYTES)):
+            holder = cluster_driver.start_holder()
+            before.observe()
+            first = ray.get(holder.pid.remote(), timeout=60)
+            os.kill(first, signal.SIGKILL)
+            wait_until(lambda: answers(holder) not in (None, first), "a new process", 5)
+        assert_nothing_left(before)
+
+    def test_actor_starts_without_nursery(self, before: Snapshot) -> None:
+        """If the process that actors are forked from is lost, they start on their own."""
+        with PrivateCluster(ClusterConfig(cluster_driver.ARENA_BYTES)) as cluster:
+            cluster_driver.start_holder()
+            before.observe()
+            (nursery,) = [
+                process
+                for process in cluster.processes()
+                if process_name(process.pid) == "worker_nursery"
+            ]
+            kill(nursery)
+            wait_until(lambda: not is_alive(nursery), "the nursery ends")
+            cluster_driver.start_holder()
         assert_nothing_left(before)
 
     def test_second_cluster_is_refused(self, before: Snapshot) -> None:
