@@ -5,17 +5,9 @@
 #define POLYNEURON_AVX2_MATMUL_H
 
 #include "lanes.h"
+#include "x86_tiles.h"
 
 #define QUARTER_ROWS 8
-#define PREFETCH_BYTES 4096   /* the stream crosses 4 KiB pages, where hardware prefetch stops */
-
-ALWAYS_INLINE size_t header_bytes(const int type) { return type == STORAGE_Q4M ? 128 : 64; }
-
-ALWAYS_INLINE size_t block_bytes(const int type)
-{
-    return type == STORAGE_Q4 ? sizeof(struct q4_tile_block)
-        : type == STORAGE_Q4M ? sizeof(struct q4m_tile_block) : sizeof(struct q8_tile_block);
-}
 
 ALWAYS_INLINE __m256i broadcast_4(const int8_t *quants)
 {
@@ -71,8 +63,7 @@ ALWAYS_INLINE void tile_quant(const int type, const int tokens, const int quarte
     vf acc[4][4] = {0};
     for (size_t b = 0; b < num_blocks; b++, x++, tile += block_bytes(type)) {
         if (tokens == 1)
-            for (size_t line = 0; line < block_bytes(type); line += 64)
-                _mm_prefetch((const char *)tile + PREFETCH_BYTES + line, _MM_HINT_T0);
+            prefetch_stream(type, tile);
         for (int k = 0; k < quarters; k++) {
             const size_t row = QUARTER_ROWS * (size_t)(quarter + k);
             const uint16_t *header = (const uint16_t *)tile + row;

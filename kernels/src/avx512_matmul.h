@@ -5,18 +5,9 @@
 #define POLYNEURON_AVX512_MATMUL_H
 
 #include "lanes.h"
+#include "x86_tiles.h"
 
 #define HALF_ROWS 16
-#define PREFETCH_BYTES 4096   /* the stream crosses 4 KiB pages, where hardware prefetch stops */
-
-/* Bytes of scales (and mins) before the quants of a tile block. */
-ALWAYS_INLINE size_t header_bytes(const int type) { return type == STORAGE_Q4M ? 128 : 64; }
-
-ALWAYS_INLINE size_t block_bytes(const int type)
-{
-    return type == STORAGE_Q4 ? sizeof(struct q4_tile_block)
-        : type == STORAGE_Q4M ? sizeof(struct q4m_tile_block) : sizeof(struct q8_tile_block);
-}
 
 ALWAYS_INLINE __m512i broadcast_4(const int8_t *quants)
 {
@@ -84,8 +75,7 @@ ALWAYS_INLINE void tile_quant(const int type, const int tokens, float *out, size
         acc[t][0] = acc[t][1] = (vf){0};
     for (size_t b = 0; b < num_blocks; b++, x++, tile += block_bytes(type)) {
         if (tokens == 1)
-            for (size_t line = 0; line < block_bytes(type); line += 64)
-                _mm_prefetch((const char *)tile + PREFETCH_BYTES + line, _MM_HINT_T0);
+            prefetch_stream(type, tile);
         __m512i isum[4][2];
         for (int t = 0; t < tokens; t++)
             isum[t][0] = isum[t][1] = minus_offset(type, x + t * num_blocks);
