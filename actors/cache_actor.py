@@ -79,4 +79,6 @@ class CacheState:
     def resident_bytes(self) -> int:
         """Bytes of weights that may be computed with."""
         present = (Residency.RESIDENT, Residency.PINNED)
-        return sum(self.weight_bytes[name] for name, now in self.residency.items() if now in present)
+        return sum(
+            self.weight_bytes[name] for name, now in self.residency.items() if now in present
+        )

@@ -156,7 +156,7 @@ class CoordinatorState:
         return admitted
 
     def schedule(self) -> StepPlan | None:
-        """The next step: a chunk of the first unfinished prompt, else one token of each sequence."""
+        """The next step: a chunk of the first unfinished prompt, else a token of each sequence."""
         for sequence in self.running:
             if sequence.num_uncomputed:
                 self.phase = Phase.PREFILL

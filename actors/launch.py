@@ -26,7 +26,8 @@ CALL_TIMEOUT_S = 60.0
 def _actor(shell: type, name: str, loops: int, args: tuple[Any, ...]) -> Any:
     """Make an actor of a shell: `loops` threads for its endless methods, two for control calls."""
     groups = {"loop": max(1, loops), "control": 2}
-    remote = ray.remote(concurrency_groups=groups, num_cpus=0, max_restarts=-1, name=name)(shell)
+    decorate: Any = ray.remote  # its stubs know neither concurrency groups nor names
+    remote = decorate(concurrency_groups=groups, num_cpus=0, max_restarts=-1, name=name)(shell)
     return remote.remote(*args)
 
 

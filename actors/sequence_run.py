@@ -108,9 +108,7 @@ class SequenceRun:
         if self.digest is not None:
             self.digest.update(logits.tobytes())
         if self.sequence.request.top_logprobs:
-            self.top_logprobs.append(
-                log_probabilities(logits, self.sequence.request.top_logprobs)
-            )
+            self.top_logprobs.append(log_probabilities(logits, self.sequence.request.top_logprobs))
         return self.sampler.sample(logits)
 
     def token_done(self, now_ns: int, step_ns: int) -> None:

@@ -42,7 +42,7 @@ class ExecutorShell:
             self._generations[place.executor] = self._arena.attach(
                 place.executor, Unit(place.unit), os.getpid()
             )
-        return self.status()
+        return self._statuses()
 
     @ray.method(concurrency_group="loop")
     def serve(self, executor: int) -> str:
@@ -59,6 +59,9 @@ class ExecutorShell:
     @ray.method(concurrency_group="control")
     def status(self) -> list[bytes]:
         """One `ExecutorStatus` a place."""
+        return self._statuses()
+
+    def _statuses(self) -> list[bytes]:
         return [
             ExecutorStatus(
                 index, os.getpid(), self._generations.get(index, 0), self._isa,

@@ -51,9 +51,7 @@ class StepRunner:
 
     def _write_rope(self) -> None:
         rotary_dim, num_ctx = self._spec.rope.rotary_dim, self._layout.config.num_ctx
-        table = self._arena.view(
-            self._layout.at("fixed.rope"), (num_ctx, rotary_dim), np.float32
-        )
+        table = self._arena.view(self._layout.at("fixed.rope"), (num_ctx, rotary_dim), np.float32)
         cos, sin = rope_table(self._spec.rope, num_ctx)
         table[:, : rotary_dim // 2] = cos
         table[:, rotary_dim // 2 :] = sin
@@ -95,9 +93,7 @@ class StepRunner:
         replaced an executor, and then the same step is computed again. The logits are the arena's
         own memory: read them before the next step.
         """
-        flags = (StepFlag.DRY if dry else 0) | (
-            StepFlag.TRACE if self._layout.config.trace else 0
-        )
+        flags = (StepFlag.DRY if dry else 0) | (StepFlag.TRACE if self._layout.config.trace else 0)
         while True:
             seq = self._open(plan, flags)
             start_ns = monotonic_ns()

@@ -1,1 +1,1 @@
-"""C kernels and their checked Python faces; `gemv` and `quant` are the entry points."""
+"""Python faces of the C kernels and of the hot path over the arena; no clock, no config."""

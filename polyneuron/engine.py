@@ -1,7 +1,7 @@
 """The public facade: open a model, generate, close.
 
-    with Engine("smollm2") as engine:
-        print(engine.generate("The capital of France is", max_tokens=16).text)
+with Engine("smollm2") as engine:
+    print(engine.generate("The capital of France is", max_tokens=16).text)
 """
 
 from __future__ import annotations
@@ -188,9 +188,7 @@ class Engine:
         from polyneuron.actors import launch
 
         self._launch = launch
-        self.actors = launch.launch(
-            self.header.path, self.spec, self.layout, usable_cores()
-        )
+        self.actors = launch.launch(self.header.path, self.spec, self.layout, usable_cores())
         cleanup.callback(self.actors.stop)
         self.read_report = self._load(on_load)
 
@@ -321,9 +319,7 @@ class Engine:
 
     def take_outcome(self, request: SubmitRequest) -> RequestOutcome:
         """The outcome of an ended request; frees its mailbox."""
-        descriptor = self._launch.call(
-            self.actors.coordinator.take_outcome, request.request_id
-        )
+        descriptor = self._launch.call(self.actors.coordinator.take_outcome, request.request_id)
         with self._lock:
             self._mailboxes.append(request.mailbox)
         outcome = RequestOutcome.unpack(descriptor)
@@ -365,7 +361,7 @@ class Engine:
     @property
     def isa(self) -> str:
         """Instruction set of the executors' kernels."""
-        return self.executors()[0].isa
+        return str(self.executors()[0].isa)
 
     def executors(self) -> list[Any]:
         """An `ExecutorStatus` of each executor."""
@@ -376,9 +372,7 @@ class Engine:
         report = self.cluster.memory_report()
         own = ("driver", "ray::")
         ray_bytes = sum(p.pss_bytes for p in report if not p.name.startswith(own))
-        return MemoryReport(
-            sum(p.pss_bytes for p in report), ray_bytes, self.layout.num_bytes
-        )
+        return MemoryReport(sum(p.pss_bytes for p in report), ray_bytes, self.layout.num_bytes)
 
     def close(self) -> None:
         """Stop everything; nothing of this engine is left."""

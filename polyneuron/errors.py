@@ -10,7 +10,7 @@ class ConfigError(PolyneuronError, ValueError):
 
 
 class FormatError(PolyneuronError, ValueError):
-    """A model file that is not what it should be; names file, place and what was expected; exit 2."""
+    """A model file that is not what it should be; names file and place; exit 2."""
 
 
 class ChecksumError(FormatError):

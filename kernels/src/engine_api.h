@@ -9,17 +9,17 @@ enum unit { UNIT_CPU = 0, UNIT_NPU = 1 };
 enum op_kind {
     OP_EMBED = 1,        /* token ids -> residual stream, one unit a token */
     OP_NORM = 2,         /* rmsnorm of residual rows -> acts and/or f32, one unit a token */
-    OP_MATMUL = 3,       /* tiles (rows, cols) x acts or f32 -> f32, one unit a tile and token group */
+    OP_MATMUL = 3,       /* tiles (rows, cols) x acts or f32 -> f32, a unit a tile and group */
     OP_ROPE_KV = 4,      /* q/k norm, rotation, KV write, one unit a token and head */
     OP_ATTENTION = 5,    /* one unit a token and group of heads */
     OP_QUANTIZE = 6,     /* f32 rows -> acts, one unit a token */
-    OP_FEED_FORWARD = 7  /* gate and up tile, activation -> acts or f32, one unit a tile and token group */
+    OP_FEED_FORWARD = 7  /* gate and up tile, activation -> acts or f32, units as OP_MATMUL */
 };
 
 enum op_flag {
     OPF_RESIDUAL = 1,     /* matmul adds to out instead of writing it */
     OPF_LOGIT_ROWS = 2,   /* rows are the step's logit rows, not its tokens */
-    OPF_WRITE_ACTS = 4,   /* norm, attention, feed forward: also write int8 activations to out_acts */
+    OPF_WRITE_ACTS = 4,   /* norm, attention, feed forward: write int8 activations to out_acts */
     OPF_WRITE_F32 = 8     /* norm, feed forward: write floats to out */
 };
 

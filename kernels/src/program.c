@@ -21,7 +21,10 @@ static uint32_t num_rows(const struct step_op *op, const struct step_params *ste
     return op->flags & OPF_LOGIT_ROWS ? step->num_logit_rows : step->num_tokens;
 }
 
-static uint32_t num_tiles(const struct step_op *op) { return (op->rows + TILE_ROWS - 1) / TILE_ROWS; }
+static uint32_t num_tiles(const struct step_op *op)
+{
+    return (op->rows + TILE_ROWS - 1) / TILE_ROWS;
+}
 
 uint32_t op_num_units(const struct step_op *op, const struct step_params *step) {
     uint32_t rows = num_rows(op, step);

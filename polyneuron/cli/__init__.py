@@ -1,1 +1,1 @@
-"""TODO."""
+"""The command line: one module a command; `main` holds the table of them."""

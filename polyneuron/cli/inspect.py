@@ -6,14 +6,16 @@ import sys
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from polyneuron.cli import options
 from polyneuron.errors import FormatError
 from polyneuron.io.ggml_types import why_unsupported
 from polyneuron.io.gguf_file import GgufHeader, GgufTensor, check_supported, read_header
@@ -57,7 +59,7 @@ class Inspection:
 
 
 def inspect_file(path: Path) -> Inspection:
-    """Read a GGUF's header; a file that is well-formed but cannot be run is described all the same."""
+    """Read a GGUF header; a well-formed file that cannot be run is described all the same."""
     header = read_header(path)
     spec, problem = None, None
     try:
@@ -83,10 +85,13 @@ def inspect_file(path: Path) -> Inspection:
     )
 
 
-def inspect(model: str, json_output: bool) -> None:
-    """Print the inspection of MODEL on stdout, as tables or as one JSON object."""
-    inspection = inspect_file(locate_model(model))
-    if json_output:
+def inspect(
+    file: Annotated[str, typer.Argument(help="a .gguf file, or the word smollm2")],
+    as_json: options.Json = False,
+) -> None:
+    """Show what a GGUF holds and what each of its tensors will become."""
+    inspection = inspect_file(locate_model(file))
+    if as_json:
         sys.stdout.write(json.dumps(dataclasses.asdict(inspection)) + "\n")
         return
     width = None if sys.stdout.isatty() else PLAIN_WIDTH

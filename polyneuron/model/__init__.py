@@ -1,1 +1,1 @@
-"""TODO."""
+"""Models as data: families, tokenizer, chat template, sampling."""

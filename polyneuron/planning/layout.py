@@ -1,4 +1,4 @@
-"""Where everything lies in the arena: computed from the model and the configuration, touching nothing.
+"""Where everything lies in the arena: computed from model and configuration, touching nothing.
 
 Regions follow DESIGN §3. `hot`, `cold` and `stage` are empty as long as every weight is in `fixed`.
 """
@@ -142,7 +142,7 @@ def _activation_strides(spec: ModelSpec) -> dict[str, int]:
 
 
 def _activation_parts(strides: Mapping[str, int], config: EngineConfig) -> list[tuple[str, int]]:
-    rows = {name: config.max_tokens for name in strides} | {"logits": config.max_logit_rows}
+    rows = dict.fromkeys(strides, config.max_tokens) | {"logits": config.max_logit_rows}
     return [(name, stride * rows[name]) for name, stride in strides.items()]
 
 

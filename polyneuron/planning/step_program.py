@@ -8,6 +8,7 @@ workers do everything unless a real NPU is there.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 from polyneuron.config import Phase
@@ -89,7 +90,7 @@ class _Compiler:
         place = self.layout.weights.get(name)
         return place.offset if place else 0
 
-    def buffer(self, name: str, prefix: str = "out") -> dict[str, int]:
+    def buffer(self, name: str, prefix: str = "out") -> dict[str, Any]:
         """The fields that point an op's `prefix` at an activation buffer."""
         key = "in_" if prefix == "in" else prefix
         layout = self.layout
@@ -98,9 +99,10 @@ class _Compiler:
             f"{prefix}_stride": layout.strides[name],
         }
 
-    def outputs(self, name: str, readers: list[WeightPlace]) -> dict[str, int]:
+    def outputs(self, name: str, readers: list[WeightPlace]) -> dict[str, Any]:
         """Where to write rows for the matrices that read them: int8 blocks, floats or both."""
-        flags, values = 0, {}
+        flags = 0
+        values: dict[str, Any] = {}
         if any(reader.takes_acts for reader in readers):
             flags |= OpFlag.WRITE_ACTS
             values |= self.buffer(f"{name}_acts", "out_acts")
@@ -109,7 +111,7 @@ class _Compiler:
         values |= self.buffer(name)
         return values | {"flags": flags}
 
-    def source(self, name: str, place: WeightPlace) -> dict[str, int]:
+    def source(self, name: str, place: WeightPlace) -> dict[str, Any]:
         """Where a matrix reads its input rows."""
         return self.buffer(f"{name}_acts" if place.takes_acts else name, "in")
 
@@ -234,7 +236,7 @@ def _stacked(places: list[WeightPlace]) -> bool:
     """Whether matrices lie one after another and can be one: same storage, whole tiles."""
     return all(
         a.storage == b.storage and a.cols == b.cols and a.end == b.offset and a.rows % 32 == 0
-        for a, b in zip(places, places[1:], strict=False)
+        for a, b in pairwise(places)
     )
 
 

@@ -17,7 +17,7 @@ def test_json_describes_model_and_tensors(
 ) -> None:
     model = TinyModel(family="qwen2", tensor_type="Q5_1", rope_scaling=RopeScaling.YARN)
     path = write_tiny_gguf(tmp_path / "tiny.gguf", model)
-    inspect(str(path), json_output=True)
+    inspect(str(path), as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert found["architecture"] == "qwen2"
     assert found["problem"] is None
@@ -38,7 +38,7 @@ def test_json_describes_model_and_tensors(
 
 def test_table_shows_every_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", TinyModel(tensor_type="Q4_0"))
-    inspect(str(path), json_output=False)
+    inspect(str(path), as_json=False)
     out = capsys.readouterr().out
     for row in inspect_file(path).tensors:
         assert row.name in out
@@ -52,14 +52,14 @@ def test_unsupported_type_is_listed_all_the_same(
     path = tmp_path / "iq.gguf"
     raw = RawGguf(tensors=[tensor("w\x1b[31m", (256, 1), type_id=23), tensor("v", (32,), 99, 160)])
     path.write_bytes(raw.build())
-    inspect(str(path), json_output=False)
+    inspect(str(path), as_json=False)
     out = capsys.readouterr().out
     assert "IQ4_XS" in out
     assert "not supported" in out
     assert "type 99" in out
     assert "cannot be run:" in out
     assert "\x1b" not in out
-    inspect(str(path), json_output=True)
+    inspect(str(path), as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert found["hyper_parameters"] is None
     assert "IQ4_XS" in found["problem"]
@@ -69,6 +69,6 @@ def test_unsupported_type_is_listed_all_the_same(
 def test_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
     (tmp_path / "page.gguf").write_text("<html>")
     with pytest.raises(FormatError, match="HTML"):
-        inspect(str(tmp_path / "page.gguf"), json_output=True)
+        inspect(str(tmp_path / "page.gguf"), as_json=True)
     with pytest.raises(ConfigError, match="no such file"):
-        inspect(str(tmp_path / "absent.gguf"), json_output=True)
+        inspect(str(tmp_path / "absent.gguf"), as_json=True)

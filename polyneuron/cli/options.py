@@ -1,0 +1,64 @@
+"""Options that several commands share, each with its environment twin (INTERFACE)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from polyneuron.config import env_name
+from polyneuron.model.sampling import SETTINGS, SamplingParams
+
+SAMPLING = "Sampling"
+ENGINE = "Engine"
+OUTPUT = "Output"
+
+
+def option(*flags: str, panel: str | None = None, text: str, **extra: Any) -> Any:
+    """A typer option whose environment twin is named after its long flag."""
+    long_flag = next(flag for flag in flags if flag.startswith("--"))
+    return typer.Option(
+        *flags, help=text, envvar=env_name(long_flag.split("/")[0]), show_envvar=False,
+        rich_help_panel=panel, **extra,
+    )  # fmt: skip
+
+
+def _default(name: str) -> Any:
+    setting = SETTINGS[name]
+    return int(setting.default) if setting.whole else setting.default
+
+
+Model = Annotated[str, option("--model", "-m", text="a .gguf file, or the word smollm2")]
+Predict = Annotated[int, option("--predict", "-n", text="tokens to generate; -1: to the end")]
+CtxSize = Annotated[
+    int, option("--ctx-size", "-c", panel=ENGINE, text="positions; 0: the model's, up to 4096")
+]
+Threads = Annotated[
+    int,
+    option("--threads", "-t", "--workers", panel=ENGINE, text="CPU workers; 0: one a usable core"),
+]
+Deterministic = Annotated[
+    bool, option("--deterministic", panel=ENGINE, text="hash every step's logits")
+]
+Json = Annotated[bool, option("--json", panel=OUTPUT, text="one JSON object on stdout")]
+
+Temp = Annotated[float, option("--temp", panel=SAMPLING, text="0: always the likeliest token")]
+TopK = Annotated[int, option("--top-k", panel=SAMPLING, text="0: off")]
+TopP = Annotated[float, option("--top-p", panel=SAMPLING, text="1: off")]
+MinP = Annotated[float, option("--min-p", panel=SAMPLING, text="0: off")]
+Typical = Annotated[float, option("--typical", panel=SAMPLING, text="1: off")]
+RepeatLastN = Annotated[
+    int, option("--repeat-last-n", panel=SAMPLING, text="tokens penalties look at; 0: off")
+]
+RepeatPenalty = Annotated[float, option("--repeat-penalty", panel=SAMPLING, text="1: off")]
+PresencePenalty = Annotated[float, option("--presence-penalty", panel=SAMPLING, text="0: off")]
+FrequencyPenalty = Annotated[float, option("--frequency-penalty", panel=SAMPLING, text="0: off")]
+Seed = Annotated[int, option("--seed", "-s", panel=SAMPLING, text="-1: random")]
+
+
+def sampling_params(**values: Any) -> SamplingParams:
+    """The parameters the flags name; a value out of range is a ConfigError naming the flag."""
+    return SamplingParams(**values)
+
+
+DEFAULTS: dict[str, Any] = {name: _default(name) for name in SETTINGS}

@@ -1,0 +1,188 @@
+"""`polyneuron run`: one completion of a raw prompt."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polyneuron.cli import options
+from polyneuron.cli.options import DEFAULTS, OUTPUT, option
+from polyneuron.cli.progress import LoadProgress
+from polyneuron.errors import ConfigError
+
+if TYPE_CHECKING:
+    from polyneuron.completion import Completion
+    from polyneuron.engine import Engine
+
+INTERRUPTED = 130  # what a shell reports for Ctrl-C
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutput:
+    """What `run` shows beside the text."""
+
+    as_json: bool
+    display_prompt: bool
+    verbose_prompt: bool
+
+
+def run(
+    model: options.Model,
+    prompt: Annotated[str | None, option("--prompt", "-p", text="raw text")] = None,
+    file: Annotated[
+        str | None, option("--file", "-f", text="read the prompt from a file; -: stdin")
+    ] = None,
+    predict: options.Predict = -1,
+    stop: Annotated[list[str] | None, option("--stop", text="end before this text")] = None,
+    ignore_eos: Annotated[
+        bool, option("--ignore-eos", text="go on past the model's end token")
+    ] = False,
+    temp: options.Temp = DEFAULTS["temperature"],
+    top_k: options.TopK = DEFAULTS["top_k"],
+    top_p: options.TopP = DEFAULTS["top_p"],
+    min_p: options.MinP = DEFAULTS["min_p"],
+    typical: options.Typical = DEFAULTS["typical_p"],
+    repeat_last_n: options.RepeatLastN = DEFAULTS["repeat_last_n"],
+    repeat_penalty: options.RepeatPenalty = DEFAULTS["repeat_penalty"],
+    presence_penalty: options.PresencePenalty = DEFAULTS["presence_penalty"],
+    frequency_penalty: options.FrequencyPenalty = DEFAULTS["frequency_penalty"],
+    seed: options.Seed = DEFAULTS["seed"],
+    ctx_size: options.CtxSize = 0,
+    threads: options.Threads = 0,
+    deterministic: options.Deterministic = False,
+    no_display_prompt: Annotated[
+        bool, option("--no-display-prompt", panel=OUTPUT, text="print the answer only")
+    ] = False,
+    verbose_prompt: Annotated[
+        bool, option("--verbose-prompt", panel=OUTPUT, text="print the prompt's tokens first")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Complete a prompt; control tokens in it count as such."""
+    text = read_prompt(prompt, file)
+    sampling = options.sampling_params(
+        temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical,
+        repeat_last_n=repeat_last_n, repeat_penalty=repeat_penalty, seed=seed,
+        presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
+    )  # fmt: skip
+    if predict < -2:
+        raise ConfigError(f"-n {predict}: give 0 or more, -1 (to the end) or -2 (fill the context)")
+    if stop and not all(stop):
+        raise ConfigError("--stop: a stop string is empty; leave it out")
+    output = RunOutput(as_json, not no_display_prompt and not as_json, verbose_prompt)
+    from polyneuron.config import EngineConfig
+    from polyneuron.engine import Engine
+
+    config = EngineConfig(
+        num_ctx=ctx_size, num_workers=threads, deterministic=deterministic, max_sequences=1
+    )
+    with (
+        LoadProgress("reading weights") as progress,
+        Engine(model, config, on_load=progress) as engine,
+    ):
+        progress.__exit__(None, None, None)
+        complete(
+            engine, text, output, max_tokens=max(predict, -1), sampling=sampling,
+            stop=tuple(stop or ()), ignore_eos=ignore_eos,
+        )  # fmt: skip
+
+
+def read_prompt(prompt: str | None, file: str | None) -> str:
+    """The prompt's text, from the flag, a file or stdin."""
+    if (prompt is None) == (file is None):
+        raise ConfigError("give the prompt with -p TEXT or with -f FILE (- for stdin), one of them")
+    if prompt is not None:
+        return prompt
+    if file == "-":
+        return sys.stdin.buffer.read().decode("utf-8", "replace")
+    path = Path(str(file))
+    try:
+        return path.read_bytes().decode("utf-8", "replace")
+    except OSError as error:
+        raise ConfigError(f"-f {path}: {error.strerror}") from None
+
+
+def complete(engine: Engine, text: str, output: RunOutput, **request: Any) -> None:
+    """Generate, stream to stdout, print the lines before and after to stderr."""
+    tokens = engine.tokenize(text)
+    note(engine.mode_line())
+    if output.verbose_prompt:
+        for token_id in tokens:
+            note(f"{token_id:6} -> {engine.tokenizer.decode([token_id])!r}")
+    generation = engine.stream(tokens, **request)
+    if output.display_prompt:
+        write(text)
+    interrupted = False
+    try:
+        for piece in generation:
+            if not output.as_json:
+                write(piece)
+    except KeyboardInterrupt:
+        interrupted = True
+    if not output.as_json:
+        write("\n")
+    if interrupted:
+        note("interrupted")
+        raise typer.Exit(INTERRUPTED)
+    if output.as_json:
+        write(json.dumps(as_object(engine, generation.completion)) + "\n")
+    note(summary_line(engine, generation.completion))
+
+
+def write(text: str) -> None:
+    """Result text, at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def note(line: str) -> None:
+    """A line for the person, beside the result."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def summary_line(engine: Engine, completion: Completion) -> str:
+    """What was measured, in one line."""
+    times, memory = completion.timings, engine.memory()
+    parts = [f"prompt {times.prompt_n} tokens in {times.prompt_ms:.0f} ms"]
+    if times.predicted_per_second:
+        p99 = times.token_ms["p99"]
+        parts.append(f"{times.predicted_per_second:.1f} tok/s, p99 {p99:.1f} ms a token")
+    parts.append(f"{times.predicted_n} tokens, ended by {completion.finish_reason}")
+    parts.append(
+        f"memory {memory.total_bytes >> 20} MiB (arena {memory.arena_bytes >> 20}, "
+        f"Ray's daemons {memory.ray_bytes >> 20})"
+    )
+    return "measured: " + " · ".join(parts)
+
+
+def as_object(engine: Engine, completion: Completion) -> dict[str, Any]:
+    """The `run --json` object; null where nothing was measured."""
+    memory = engine.memory()
+    return {
+        "text": completion.text,
+        "prompt_tokens": completion.prompt_tokens,
+        "tokens": completion.tokens,
+        "finish_reason": completion.finish_reason,
+        "logits_sha256": completion.logits_sha256,
+        "timings": completion.timings.as_dict(),
+        "memory": {
+            "budget_bytes": None,
+            "peak_bytes": memory.total_bytes,
+            "ray_bytes": memory.ray_bytes,
+            "arena_bytes": memory.arena_bytes,
+            "resident_ffn_fraction": 1.0,
+        },
+        "io": {
+            "bytes_per_token": 0,
+            "reads_per_token": 0,
+            "hit_rate": None,
+            "miss_rate_p99": None,
+            "critical_path_share": None,
+        },
+        "mode": engine.mode(),
+    }
