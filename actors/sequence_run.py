@@ -51,10 +51,10 @@ class Mailbox:
         """Whether the last token is in."""
         return bool(self._words[1])
 
-    @property
-    def tokens(self) -> list[int]:
-        """The tokens so far."""
-        return [int(token) for token in self._tokens[: self._count]]
+    def tokens_from(self, first: int) -> list[int]:
+        """The tokens so far, without the first ones."""
+        tokens: list[int] = self._tokens[first : self._count].tolist()
+        return tokens
 
     @property
     def _count(self) -> int:

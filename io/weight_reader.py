@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from polyneuron.errors import FormatError
 from polyneuron.io.file_device import open_device
 from polyneuron.io.gguf_file import GgufTensor
 from polyneuron.io.pack import PackError, pack_rows_into, vector_values
@@ -55,8 +56,12 @@ def read_weights(
                 count = min(rows, read.tensor.num_rows - row)
                 start = read.tensor.offset + row * read.tensor.row_bytes
                 raw = device.read(start, count * read.tensor.row_bytes)
-                error = _place(read, row, count, raw, arena)
-                raw.release()
+                try:
+                    error = _place(read, row, count, raw, arena)
+                except FormatError as problem:  # names the tensor; only here is the file known
+                    raise FormatError(f"{path}: {problem}") from None
+                finally:
+                    raw.release()
                 if error is not None and not error.is_lossless:
                     lossy[read.tensor.name] = lossy.get(read.tensor.name, PackError()) + error
                 total += count * read.tensor.row_bytes

@@ -82,7 +82,7 @@ class Generation:
         try:
             while True:
                 finished = self._mailbox.finished
-                for token_id in self._mailbox.tokens[len(self._tokens) :]:
+                for token_id in self._mailbox.tokens_from(len(self._tokens)):
                     piece = self._take(token_id)
                     if piece:
                         yield piece
@@ -340,8 +340,12 @@ class Engine:
             f"cpu {self.config.num_workers} workers, {self.isa}",
             f"context {self.config.num_ctx}",
         ]
-        if self.read_report.lossy:
-            parts.append(f"{len(self.read_report.lossy)} tensors requantised (see inspect)")
+        if lossy := self.read_report.lossy:
+            worst = max(lossy, key=lambda name: lossy[name].relative_rms)
+            parts.append(
+                f"{len(lossy)} tensors requantised, off by up to "
+                f"{lossy[worst].relative_rms:.2%} rms ({worst})"
+            )
         if not self.read_report.is_direct:
             parts.append("buffered reads (no O_DIRECT here)")
         return "mode: " + " · ".join(parts)
@@ -355,6 +359,10 @@ class Engine:
             "isa": self.isa,
             "num_ctx": self.config.num_ctx,
             "direct_io": self.read_report.is_direct,
+            "requantised": {
+                name: {"max_abs": error.max_abs, "relative_rms": error.relative_rms}
+                for name, error in self.read_report.lossy.items()
+            },
             "weight_bytes": sum(place.num_bytes for place in self.layout.weights.values()),
         }
 

@@ -95,7 +95,7 @@ def _family(header: GgufHeader) -> Family:
         )
     if architecture == "clip" or kind in ("mmproj", "vision", "projector"):
         raise UnsupportedError(
-            f"{header.path}: a multimodal projector, not a language model; give the model's own file"
+            f"{header.path}: a multimodal projector, no language model; give the model's own file"
         )
     if kind == "imatrix" or (not architecture and "imatrix.datasets" in header.metadata):
         raise UnsupportedError(f"{header.path}: an importance matrix, not a model")
@@ -128,9 +128,7 @@ def _read_spec(keys: ModelKeys, family: Family) -> ModelSpec:
     if num_heads % num_kv_heads:
         keys.fail(f"{num_heads} attention heads cannot share {num_kv_heads} key-value heads")
     if num_layers > len(header.tensors):
-        keys.fail(
-            f"{family.name}.block_count is {num_layers}, but there are {len(header.tensors)} tensors"
-        )
+        keys.fail(f"{family.name}.block_count is {num_layers} for {len(header.tensors)} tensors")
     return ModelSpec(
         family=family.name,
         name=str(header.metadata.get("general.name", header.path.stem)),

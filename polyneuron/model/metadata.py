@@ -1,4 +1,4 @@
-"""Typed reading of a GGUF's `<architecture>.*` keys; missing ones are gathered, then named at once."""
+"""Typed reading of `<architecture>.*` keys; missing ones are gathered, then named at once."""
 
 import math
 from typing import Any, NoReturn

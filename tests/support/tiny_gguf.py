@@ -137,7 +137,7 @@ def write_tiny_gguf(
     metadata: Mapping[str, Any] | None = None,
     skip_tensors: tuple[str, ...] = (),
 ) -> Path:
-    """Write the model; `metadata` adds int, float, bool and str keys, or drops one given as None."""
+    """Write the model; `metadata` adds int, float, bool and str keys; None drops one."""
     model = model or TinyModel()
     writer = GGUFWriter(path, model.family)
     _add_keys(writer, model)
