@@ -8,7 +8,7 @@ import functools
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, MappingView
 from typing import Any
 
 from jinja2 import TemplateError, nodes
@@ -27,6 +27,7 @@ CALL_COST_MAX = 64 << 20
 CPU_SECONDS_MAX = 1.5
 _NUMBER_BITS_MAX = 4096
 
+_MEASURED = (str, bytes, list, tuple, dict, range, MappingView)
 # Calls whose result grows with a number they are given.
 _WIDTH_CALLS = frozenset(
     [
@@ -67,7 +68,7 @@ class Meter:
             if value.bit_length() > _NUMBER_BITS_MAX:
                 raise LimitError("makes too large a number")
             return value
-        self._left -= len(value) if isinstance(value, Sized) else 1
+        self._left -= len(value) if isinstance(value, _MEASURED) else 1
         if self._left < 0:
             raise LimitError(f"makes more than {TOTAL_MAX} characters in all")
         if self._weigh(value) > VALUE_CHARS_MAX:
@@ -184,7 +185,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Refuse products and powers that would be too large, then count the result."""
-        sizes = [len(side) for side in (left, right) if isinstance(side, Sized)]
+        sizes = [len(side) for side in (left, right) if isinstance(side, _MEASURED)]
         if operator == "*" and sizes:
             count = right if isinstance(right, int) else left
             if isinstance(count, int) and sizes[0] * count > VALUE_CHARS_MAX:
@@ -235,7 +236,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def _check_call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A call costs at most the product of the two largest sizes it is given."""
         values = [*args, *kwargs.values()]
-        sizes = [len(value) for value in values if isinstance(value, Sized)]
+        sizes = [len(value) for value in values if isinstance(value, _MEASURED)]
         sizes += [ELEMENTS_MAX for value in values if isinstance(value, Iterator)]
         if name in _WIDTH_CALLS:
             sizes += [value for value in values if isinstance(value, int)]
