@@ -34,7 +34,8 @@ class ChatTemplate:
         self._environment.globals["strftime_now"] = lambda form: now().strftime(form)
         if len(text) > SOURCE_CHARS_MAX:
             raise ConfigError(
-                f"{self._place}{_KEY} has {len(text)} characters, at most {SOURCE_CHARS_MAX} are taken"
+                f"{self._place}{_KEY} has {len(text)} characters, "
+                f"at most {SOURCE_CHARS_MAX} are taken"
             )
         self._text = text
         try:

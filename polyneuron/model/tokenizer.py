@@ -43,7 +43,8 @@ class Tokenizer:
         if family == "llama":
             return cls._spm(metadata, source, place)
         raise UnsupportedError(
-            f"{place}tokenizer.ggml.model is {family!r}; supported: gpt2 (byte-level BPE), llama (SPM)"
+            f"{place}tokenizer.ggml.model is {family!r}; "
+            f"supported: gpt2 (byte-level BPE), llama (SPM)"
         )
 
     @classmethod

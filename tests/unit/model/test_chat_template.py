@@ -25,6 +25,11 @@ CHATML = ChatTemplate(CHAT_TEMPLATE)
 HELLO = [{"role": "user", "content": "hello"}]
 
 
+def _turns(body: str, count: int) -> str:
+    """A loop in a template."""
+    return "{% for i in range(" + str(count) + ") %}" + body + "{% endfor %}"
+
+
 class TestRendering:
     def test_smollm2_gives_the_reference_prompts(self) -> None:
         template = ChatTemplate.from_metadata(smollm2_metadata())
@@ -52,21 +57,29 @@ class TestRendering:
         ("source", "expected"),
         [
             ("{% for m in messages %}\n  {{ m.role }}\n{% endfor %}", "  user\n"),  # trimmed blocks
-            ("{% for i in range(9) %}{% if i > 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "012"),
-            ("{% for i in range(4) %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "023"),
+            (_turns("{% if i > 2 %}{% break %}{% endif %}{{ i }}", 9), "012"),
+            (_turns("{% if i == 1 %}{% continue %}{% endif %}{{ i }}", 4), "023"),
             ("{% generation %}{{ messages[0].content }}{% endgeneration %}!", "hello!"),
             ("{{ {'b': '<\u00e9>', 'a': [1, none]}|tojson }}", '{"b": "<\u00e9>", "a": [1, null]}'),
             ("{{ [1]|tojson(indent=2) }}", "[\n  1\n]"),
             ("{{ strftime_now('%d %b %Y') }}", "05 Mar 2024"),
-            ("{% set ns = namespace(n=1) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "2"),
+            (
+                "{% set n = namespace(x=1) %}" + _turns("{% set n.x = n.x * 2 %}", 3) + "{{ n.x }}",
+                "8",
+            ),
             ("{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f('a') ~ f(1) }}", "<a><1>"),
             ("{{ messages[1:]|length }}{{ messages[0]['content'].split('l')[0]|upper }}", "0HE"),
-            ("{{ messages|selectattr('role', 'equalto', 'user')|map(attribute='content')|join(',') }}", "hello"),
+            ("{{ messages|selectattr('role', 'equalto', 'user')|list|length }}", "1"),
+            ("{{ messages|map(attribute='content')|join(',') }}", "hello"),
             ("{{ 'x' if tools is defined else 'y' }}{{ bos_token + eos_token }}", "y<B><E>"),
-            ("{{ '%s-%d' % ('a', 2) }}{{ '{}'.format(3) }}{{ 'ab'|replace('b', 'c')|center(4) }}", "a-23 ac "),
-            ("{% for k, v in {'a': 1}.items() %}{{ k }}{{ v }}{% endfor %}{{ (1, 2)[0] == 1 }}", "a1True"),
+            ("{{ '%s-%d' % ('a', 2) }}{{ '{}'.format(3) }}", "a-23"),
+            ("{{ 'ab'|replace('b', 'c')|center(4) }}|", " ac |"),
+            (
+                "{% for k, v in {'a': 1}.items() %}{{ k }}{{ v }}{% endfor %}{{ (1, 2)[0] == 1 }}",
+                "a1True",
+            ),
         ],
-    )  # fmt: skip
+    )
     def test_features_templates_use(self, source: str, expected: str) -> None:
         template = ChatTemplate(source, now=lambda: datetime(2024, 3, 5))
         assert template.render(HELLO, bos_token="<B>", eos_token="<E>") == expected
@@ -110,36 +123,53 @@ class TestControlTokens:
         assert TINY.decode(ids) == "<|im_start|>x"
 
 
+_RECURSION = (
+    "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}"
+)
+_LONG = "{% set s = 'a' * 99999 %}"
+_MANY = "range(99999)|map('string')"
+
+
+def _doubling(expression: str) -> str:
+    start = "{% set n = namespace(s=['aa'], t='aa') %}"
+    return start + _turns("{% set n.s = " + expression + " %}{% set n.t = n.t ~ '' %}", 99)
+
+
 HOSTILE: dict[str, tuple[str, str]] = {
-    "nested_loops": ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "processor time"),
-    "macro_tree": ("{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}", "processor time"),
+    "nested_loops": (_turns(_turns("", 99_999), 99_999), "processor time"),
+    "macro_tree": (_RECURSION, "processor time"),
     "endless_macro": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "nested too deeply"),
     "repeat_text": ("{{ 'a' * 1000000000 }}", "repeats"),
     "repeat_list": ("{{ 1000000000 * [1] }}", "repeats"),
     "power": ("{{ 10 ** (10 ** 10) }}", "power"),
-    "double_join": ("{% set n = namespace(s='aa') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}", "value of more than"),
-    "double_add": ("{% set n = namespace(s='aa') %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}", "value of more than"),
-    "double_list": ("{% set n = namespace(s=[1]) %}{% for i in range(99) %}{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s }}", "value of more than"),
-    "double_dict": ("{% set n = namespace(s=[1]) %}{% for i in range(99) %}{% set n.s = {1: n.s, 2: n.s} %}{% endfor %}", "value of more than"),
-    "replace": ("{% set s = 'a' * 99999 %}{{ s.replace('a', s) }}", "replace: too large"),
-    "replace_filter": ("{% set s = 'a' * 99999 %}{{ s|replace('a', s) }}", "replace: too large"),
-    "join": ("{% set s = 'a' * 99999 %}{{ range(99999)|map('string')|join(s) }}", "join: too large"),
+    "double_join": (_doubling("n.s ~ n.s"), "value of more than"),
+    "double_add": (_doubling("n.s + n.s"), "more than"),
+    "double_list": (_doubling("[n.s, n.s]"), "value of more than"),
+    "double_dict": (_doubling("{1: n.s, 2: n.s}"), "value of more than"),
+    "double_dict_call": (_doubling("dict(a=n.s, b=n.s)"), "value of more than"),
+    "replace": (_LONG + "{{ s.replace('a', s) }}", "replace: too large"),
+    "replace_filter": (_LONG + "{{ s|replace('a', s) }}", "replace: too large"),
+    "join": (_LONG + "{{ " + _MANY + "|join(s) }}", "join: too large"),
     "center": ("{{ 'a'|center(1000000000) }}", "center: too large"),
     "ljust": ("{{ 'a'.ljust(1000000000) }}", "ljust: too large"),
     "percent_width": ("{{ '%1000000000d' % 1 }}", "width"),
+    "percent_filter": ("{{ '%1000000000d'|format(1) }}", "width"),
     "brace_width": ("{{ '{:1000000000}'.format(1) }}", "width"),
     "nested_width": ("{{ '{:{}}'.format(1, 1000000000) }}", "width"),
-    "many_wide": ("{{ range(99999)|map('string')|map('center', 99999)|join }}", "in all"),
-    "output_in_set": ("{% set s = 'a' * 999999 %}{% set x %}{% for i in range(99999) %}{{ s }}{% endfor %}{% endset %}", "in all"),
-    "output": ("{% for i in range(99999) %}{{ 'a' * 999 }}{% endfor %}", "characters"),
-    "sorting": ("{% for i in range(9999) %}{% set x = range(99999)|sort %}{% endfor %}", "processor time|in all"),
-    "attribute_path": ("{{ range(99999)|map(attribute=('x.' * 300) ~ 'x', default=1)|list }}", "processor time"),
+    "many_wide": ("{{ " + _MANY + "|map('center', 99999)|join }}", "in all"),
+    "output_in_set": (_LONG + "{% set x %}" + _turns("{{ s }}", 9999) + "{% endset %}", "in all"),
+    "output": (_turns("{{ 'a' * 999 }}", 99_999), "characters"),
+    "sorting": (_turns("{% set x = range(99999)|sort %}", 9999), "processor time|in all"),
+    "attribute_path": (
+        "{{ range(99999)|map(attribute='x.' * 300 ~ 'x', default=1)|list }}",
+        "processor time",
+    ),
     "parentheses": ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "nested too deeply"),
     "long": ("x" * 99_999, "99999 characters, at most"),
     "python_insides": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
     "other_files": ("{% include '/etc/passwd' %}", "loader"),
     "changing_messages": ("{{ messages.append(1) }}", "unsafe|not safe"),
-}  # fmt: skip
+}
 
 
 class TestRefusals:
