@@ -134,7 +134,7 @@ class PrivateCluster:
         self._cleanup.callback(private.remove)
         self._temp_dir = private.path
         self._cleanup.enter_context(private_environment())
-        # Imported late: Ray reads the environment on import, and commands without actors stay quick.
+        # Imported late: Ray reads the environment on import; commands without actors stay quick.
         import ray
 
         from polyneuron.actors import ray_internals

@@ -1,4 +1,4 @@
-"""What /proc tells about processes: who is alive, whose child, how much memory and processor time."""
+"""What /proc tells about processes: who lives, whose child, how much memory and processor."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def descendants(pid: int) -> list[ProcessId]:
 
 
 def process_name(pid: int) -> str:
-    """What a process calls itself: its title where it set one, else the program or script it runs."""
+    """What a process calls itself: its title where it set one, else what it runs."""
     try:
         words = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
     except OSError:

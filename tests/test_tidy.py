@@ -55,6 +55,7 @@ RAY_MODULES = {
     "actors/cluster.py": "starts and stops Ray",
     "actors/ray_internals.py": "the one place that leans on Ray's private names",
     "actors/worker_entry.py": "what Ray's worker processes run first",
+    "actors/worker_nursery.py": "imports Ray once for all workers",
 }
 IMPURE_ACTOR_MODULES = {
     **RAY_MODULES,
@@ -71,6 +72,7 @@ ENVIRONMENT_READERS = {
     "actors/guards.py": "Ray's own variables, set for one cluster and taken back",
     "actors/ray_internals.py": "hands Ray's workers their script",
     "actors/worker_entry.py": "takes the script handed over",
+    "actors/worker_nursery.py": "gives each worker the environment it was started with",
 }
 C_ENVIRONMENT_READERS = {"kernels/src/dispatch.c": "the instruction set a test forces"}
 
