@@ -1,0 +1,201 @@
+"""A whole model in one process: threads as executors over a local arena, without Ray.
+
+Coordinator state, step runner, sampling, mailboxes and the C interpreter are the product's own.
+"""
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyneuron.actors.arena import LocalArena, format_arena
+from polyneuron.actors.coordinator import CoordinatorState, RequestStatus, StepPlan
+from polyneuron.actors.messages import SubmitRequest
+from polyneuron.actors.sequence_run import Mailbox, SequenceRun
+from polyneuron.actors.step_runner import StepRunner
+from polyneuron.config import EngineConfig
+from polyneuron.errors import EngineError
+from polyneuron.io.gguf_file import check_supported, read_header
+from polyneuron.io.weight_reader import WeightRead, read_weights
+from polyneuron.kernels import isa
+from polyneuron.kernels.arena import ServeStatus, Unit
+from polyneuron.model.architecture import describe
+from polyneuron.model.sampling import SamplingParams
+from polyneuron.planning.layout import num_executors, plan_layout
+
+SERVE_SLICE_NS = 1_000_000_000
+JOIN_TIMEOUT_S = 10.0
+GREEDY = SamplingParams(temperature=0.0)
+SMALL = EngineConfig(num_ctx=256, num_workers=2, num_npu_threads=2, max_sequences=1)
+
+
+@dataclass(slots=True)
+class LocalResult:
+    """What one request gave."""
+
+    tokens: list[int]
+    finish_reason: str
+    logits: list[NDArray[np.float32]] = field(default_factory=list)
+    """Of every generated token, in order, each (vocab_size,)."""
+    scores: list[float] = field(default_factory=list)
+
+
+class LocalEngine:
+    """An open model; `settings` are fields of EngineConfig, small by default."""
+
+    def __init__(self, path: Path | str, *, isa_name: str | None = None, **settings: Any) -> None:
+        self.isa = isa.select(isa_name)
+        self.header = read_header(path)
+        check_supported(self.header)
+        self.spec = describe(self.header)
+        self.config = replace(SMALL, **settings)
+        self.layout = plan_layout(self.header, self.spec, self.config)
+        self.plans: list[StepPlan] = []
+        """Every step performed so far."""
+        self.step_ns: list[int] = []
+        """The time of each of them."""
+        self.dry = False
+        """Whether steps skip their kernels."""
+        self._local = LocalArena(self.layout)
+        self.arena = self._local.arena
+        format_arena(self.arena, self.layout, num_executors(self.config))
+        self._read_weights()
+        self._runner = StepRunner(self.arena, self.spec, self.layout)
+        self._next_id = 1
+        units = [Unit.CPU] * self.config.num_workers + [Unit.NPU] * self.config.num_npu_threads
+        self._threads = [
+            threading.Thread(target=self._serve, args=(index, unit), daemon=True)
+            for index, unit in enumerate(units)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _read_weights(self) -> None:
+        reads = [
+            WeightRead(place.tensor, place.storage, place.offset, place.num_bytes)
+            for place in self.layout.weights.values()
+        ]
+        self.read_report = read_weights(self.header.path, reads, self.arena, lambda _: None)
+
+    def _serve(self, executor: int, unit: Unit) -> None:
+        generation = self.arena.attach(executor, unit, os.getpid())
+        while self.arena.serve(executor, generation, SERVE_SLICE_NS) is ServeStatus.SLICE:
+            pass
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        sampling: SamplingParams = GREEDY,
+        **fields: Any,
+    ) -> LocalResult:
+        """Run one request to its end; `fields` are those of SubmitRequest."""
+        return self.run_all([self.request(prompt, max_tokens, sampling=sampling, **fields)])[0]
+
+    def score(self, tokens: Sequence[int], first: int) -> list[float]:
+        """As `Engine.score`."""
+        return self.generate(tokens, 0, score_from=first).scores
+
+    def request(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        sampling: SamplingParams = GREEDY,
+        **fields: Any,
+    ) -> SubmitRequest:
+        """A request for `run_all`."""
+        number, self._next_id = self._next_id, self._next_id + 1
+        mailbox = number % self.config.max_requests
+        return SubmitRequest(
+            number, mailbox, list(prompt), max_tokens, sampling=asdict(sampling), **fields
+        )
+
+    def run_all(self, requests: Sequence[SubmitRequest]) -> list[LocalResult]:
+        """Run requests together, as many at once as the configuration allows."""
+        state = CoordinatorState(self.config, self.layout.num_kv_blocks)
+        results: list[LocalResult] = []
+        by_id: dict[int, tuple[SequenceRun, LocalResult]] = {}
+        for request in requests:
+            mailbox = Mailbox(self.arena, self.layout, request.mailbox)
+            mailbox.clear()
+            run = SequenceRun.start(state.submit(request), mailbox)
+            results.append(LocalResult(run.sequence.tokens, "", scores=run.scores))
+            by_id[request.request_id] = run, results[-1]
+        while True:
+            for sequence in state.admit():
+                self._runner.place_sequence(sequence)
+            plan = state.schedule()
+            if plan is None:
+                break
+            logits = self._perform(plan)
+            state.computed(plan)
+            for row_index, row in zip(plan.logit_rows, logits, strict=True):
+                planned = plan.rows[row_index]
+                run, result = by_id[planned.sequence.request.request_id]
+                _take_logits(state, run, result, row, planned.position)
+        for run, result in by_id.values():
+            result.finish_reason = run.sequence.finish_reason
+        return results
+
+    def _perform(self, plan: StepPlan) -> NDArray[np.float32]:
+        logits, step_ns = self._runner.run(plan, self._check_threads, dry=self.dry)
+        self.plans.append(plan)
+        self.step_ns.append(step_ns)
+        return logits
+
+    def _check_threads(self) -> bool:
+        ended = [index for index, thread in enumerate(self._threads) if not thread.is_alive()]
+        if ended:
+            raise EngineError(f"executor threads {ended} have ended inside a step")
+        return False
+
+    def close(self) -> None:
+        """Let every executor leave and give the arena back."""
+        self.arena.stop()
+        for thread in self._threads:
+            thread.join(JOIN_TIMEOUT_S)
+            assert not thread.is_alive()
+        self._local.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _take_logits(
+    state: CoordinatorState,
+    run: SequenceRun,
+    result: LocalResult,
+    logits: NDArray[np.float32],
+    position: int,
+) -> None:
+    """What the coordinator's shell does with a row of logits."""
+    sequence = run.sequence
+    if sequence.request.score_from >= 0:
+        run.score(logits, position)
+        if position == len(sequence.request.prompt) - 1:
+            state.finish(sequence, "scored")
+    elif sequence.request.max_tokens == 0:
+        state.finish(sequence, "length")
+    else:
+        result.logits.append(logits.copy())
+        token_id = run.sample(logits)
+        state.append(sequence, token_id)
+        run.mailbox.push(token_id)
+    if sequence.status is RequestStatus.FINISHED:
+        run.mailbox.finish()
