@@ -139,6 +139,12 @@ class PrivateCluster:
 
         from polyneuron.actors import ray_internals
 
+        if not ray_internals.takes_tokens():
+            raise ConfigError(
+                "Ray was imported before polyneuron could turn its authentication on, and a "
+                "cluster without it is open to the network: open the engine before importing "
+                "ray, or set RAY_AUTH_MODE=token in the environment"
+            )
         ray_internals.forget_token()
         output = ray_internals.RayOutput(private.path / "driver.log")
         self._cleanup.callback(output.restore)

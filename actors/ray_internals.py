@@ -247,6 +247,13 @@ class RayOutput:
             self._handler.handle(logging.makeLogRecord({"msg": line}))
 
 
+def takes_tokens() -> bool:
+    """Whether this process's Ray authenticates: it read the mode when it was imported."""
+    raylet_api = _find("ray._raylet")
+    mode = getattr(raylet_api, "get_authentication_mode", None)
+    return mode is None or int(mode()) != 0
+
+
 def forget_token() -> None:
     """Make Ray read the token from the environment again: each cluster has its own."""
     raylet_api = _find("ray._raylet")
