@@ -57,6 +57,10 @@ class RequestOutcome(Message):
     """Log-probabilities asked for by `score_from`."""
     error: str | None = None
 
+    def __post_init__(self) -> None:
+        rows = [[(token_id, value) for token_id, value in row] for row in self.top_logprobs]
+        object.__setattr__(self, "top_logprobs", rows)  # msgpack has no tuples
+
 
 @dataclass(frozen=True, slots=True)
 class PlaceExecutor(Message):

@@ -11,7 +11,7 @@ from pathlib import Path
 from polyneuron.kernels.arena import Arena, monotonic_ns
 
 HANG_NS = 1_500_000_000
-"""A running executor whose heartbeat stands this long hangs; a claim takes milliseconds."""
+"""An executor in a step whose heartbeat stands this long, and that does not compute, hangs."""
 
 
 def process_state(pid: int) -> str:
@@ -21,6 +21,15 @@ def process_state(pid: int) -> str:
     except OSError:
         return "X"
     return text[text.rindex(")") + 2]
+
+
+def process_computes(pid: int) -> bool:
+    """Whether a thread of it runs, or would if a core were free."""
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return False
+    return any(process_state(int(task)) == "R" for task in tasks)
 
 
 def process_exists(pid: int) -> bool:
@@ -38,8 +47,8 @@ class Supervisor:
 
     arena: Arena
     executors: tuple[int, ...]
-    _beats: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """executor -> (heartbeat last seen, since when in ns)"""
+    _beats: dict[int, tuple[tuple[int, int], int]] = field(default_factory=dict)
+    """executor -> (step and heartbeat last seen, since when in ns)"""
 
     def dead(self) -> list[int]:
         """Executors whose process is gone: cheap enough to ask before every step."""
@@ -56,9 +65,11 @@ class Supervisor:
 
     def _hangs(self, index: int, now_ns: int) -> bool:
         record = self.arena.executor(index)
-        beat, since_ns = self._beats.get(index, (-1, now_ns))
-        if record.busy_seq == 0 or record.heartbeat != beat:
-            self._beats[index] = (record.heartbeat, now_ns)
+        seen, since_ns = self._beats.get(index, ((0, 0), now_ns))
+        now = (int(record.busy_seq), int(record.heartbeat))
+        # A claim of a big model on a slow core takes seconds without a beat.
+        if record.busy_seq == 0 or now != seen or process_computes(record.pid):
+            self._beats[index] = (now, now_ns)
             return False
         return now_ns - since_ns > HANG_NS
 

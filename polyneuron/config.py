@@ -50,11 +50,12 @@ class EngineConfig:
         for name in ("max_tokens", "max_sequences", "max_requests", "max_logit_rows"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: must be at least 1")
-        if self.max_logit_rows < self.max_sequences:
-            raise ConfigError(
-                f"max_logit_rows is {self.max_logit_rows}: a decode step of max_sequences "
-                f"{self.max_sequences} needs as many"
-            )
+        for name in ("max_tokens", "max_logit_rows"):
+            if getattr(self, name) < self.max_sequences:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}: a decode step of max_sequences "
+                    f"{self.max_sequences} needs as many"
+                )
 
 
 def usable_cores() -> list[int]:
