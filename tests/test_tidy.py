@@ -44,6 +44,7 @@ LAYERS = (
     {"planning"},
     {"actors"},
     {"", "engine"},  # the package itself only re-exports the engine
+    {"measure"},
     {"serve", "cli", "__main__"},
 )
 LAYER_OF = {name: index for index, names in enumerate(LAYERS) for name in names}

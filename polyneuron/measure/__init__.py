@@ -1,0 +1,1 @@
+"""Measurements of a model and of this machine: perplexity, and speed beside other engines."""
