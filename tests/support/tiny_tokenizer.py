@@ -13,7 +13,7 @@ _MERGES = (
     "Ġ t", "h e", "i n", "Ġ a", "r e", "o n", "Ġt he", "e r", "a t", "e n", "Ġ s", "Ġ o", "n d",
     "i s", "o r", "Ġa nd", "i t", "in g", "e s", "Ġo f", "o u", "a n", "l l", "h i", "a l", "l o",
     "Ġ w", "o m", "Ġ b", "r o", "Ġw or", "l d", "he l", "hel lo", "Ġwor ld", "t h", "Ġ in", "Ġ i",
-    "Ġi s", "Ġ to",
+    "Ġi s", "Ġt o",
 )  # fmt: skip
 _PIECES = (
     "▁t", "he", "in", "▁a", "re", "on", "▁the", "er", "at", "en", "▁s", "▁o", "nd", "is", "or",

@@ -1,0 +1,112 @@
+"""Every byte of the arena belongs to one thing, and everything lies inside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyneuron.config import EngineConfig
+from polyneuron.io.gguf_file import read_header
+from polyneuron.kernels.arena import HEADER_BYTES, PAGE_BYTES
+from polyneuron.kernels.quant import tile_bytes
+from polyneuron.model.architecture import describe
+from polyneuron.planning.layout import (
+    LINE_BYTES,
+    REGIONS,
+    TILE_ROWS,
+    ArenaLayout,
+    num_executors,
+    plan_layout,
+)
+from tests.support.families import FAMILY_CASES, gguf_path
+
+CONFIG = EngineConfig(num_ctx=70, num_workers=2, num_npu_threads=1, max_tokens=9, max_sequences=3)
+CONFIGS = st.builds(
+    EngineConfig,
+    num_ctx=st.integers(1, 300),
+    num_workers=st.integers(1, 5),
+    num_npu_threads=st.integers(0, 5),
+    max_tokens=st.integers(4, 600),
+    max_sequences=st.integers(1, 4),
+    max_requests=st.integers(1, 20),
+    max_logit_rows=st.integers(4, 64),
+    trace=st.booleans(),
+)
+
+
+def make_layout(case: str = "llama_tied", config: EngineConfig = CONFIG) -> ArenaLayout:
+    header = read_header(Path(gguf_path(case)))
+    return plan_layout(header, describe(header), config)
+
+
+def check(layout: ArenaLayout) -> None:
+    """Regions fill the arena one after another; parts and weights are disjoint inside theirs."""
+    regions = [layout.spans[name] for name in REGIONS]
+    assert regions[0].offset == HEADER_BYTES
+    assert all(region.offset % PAGE_BYTES == 0 for region in regions)
+    for region, after in pairwise(regions):
+        assert region.offset + region.num_bytes == after.offset
+    assert regions[-1].offset + regions[-1].num_bytes == layout.num_bytes
+    parts = [
+        (span.offset, span.num_bytes, name)
+        for name, span in layout.spans.items()
+        if name not in REGIONS
+    ] + [(w.offset, w.num_bytes, f"fixed.{name}") for name, w in layout.weights.items()]
+    parts.sort()
+    for (offset, num_bytes, _), (following, *_) in pairwise(parts):
+        assert offset + num_bytes <= following
+    for offset, num_bytes, name in parts:
+        region = layout.spans[name.split(".")[0]]
+        assert region.offset <= offset
+        assert offset + num_bytes <= region.offset + region.num_bytes
+        assert offset % LINE_BYTES == 0
+
+
+class TestLayout:
+    @pytest.mark.parametrize("case", FAMILY_CASES)
+    def test_families_are_laid_out_apart(self, case: str) -> None:
+        check(make_layout(case))
+
+    @settings(max_examples=50)
+    @given(config=CONFIGS)
+    def test_any_configuration_is_laid_out_apart(self, config: EngineConfig) -> None:
+        check(make_layout(config=config))
+
+    def test_weights_have_room_for_whole_tiles(self) -> None:
+        for place in make_layout("qwen2").weights.values():
+            if place.storage is None:
+                assert place.num_bytes >= 4 * place.cols
+            else:
+                tiles = -(-place.rows // TILE_ROWS)
+                assert place.num_bytes == tiles * tile_bytes(place.storage, place.cols)
+
+    def test_kv_cache_holds_every_slot_full(self) -> None:
+        layout = make_layout()
+        blocks = -(-CONFIG.num_ctx // 32)
+        assert layout.num_kv_blocks == CONFIG.max_sequences * blocks
+        spec = FAMILY_CASES["llama_tied"].spec()
+        one = 2 * 2 * 32 * spec.head_dim * spec.num_kv_heads
+        assert layout.kv_layer_bytes == layout.num_kv_blocks * one
+        assert layout.spans["kv.blocks"].num_bytes == spec.num_layers * layout.kv_layer_bytes
+
+    def test_every_executor_has_scratch(self) -> None:
+        layout = make_layout()
+        spec = FAMILY_CASES["llama_tied"].spec()
+        group = spec.num_heads // spec.num_kv_heads
+        assert num_executors(CONFIG) == 3
+        for index in range(3):
+            scratch = layout.spans[f"scratch.{index}"].num_bytes
+            assert scratch >= 4 * group * 96
+            assert scratch >= 4 * spec.d_model
+
+    def test_trace_takes_room_only_when_on(self) -> None:
+        assert make_layout().spans["trace"].num_bytes == 0
+        assert make_layout(config=replace(CONFIG, trace=True)).spans["trace"].num_bytes > 0
+
+    def test_mailbox_holds_a_context(self) -> None:
+        assert make_layout().spans["mailbox.0"].num_bytes >= 4 * CONFIG.num_ctx + 8

@@ -1,0 +1,162 @@
+"""Compiled programs: every op works inside the regions it may touch, in an order that holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polyneuron.config import EngineConfig, Phase
+from polyneuron.io.gguf_file import read_header
+from polyneuron.kernels.arena import OpFlag, OpKind, Unit
+from polyneuron.model.architecture import describe
+from polyneuron.model.spec import ModelSpec
+from polyneuron.planning.layout import ArenaLayout, plan_layout, round_up
+from polyneuron.planning.step_program import StepOp, compile_program
+from tests.support.families import FAMILY_CASES, gguf_path
+from tests.support.tiny_gguf import TinyModel, write_tiny_gguf
+
+COMPUTING = (Phase.PREFILL, Phase.DECODE)
+Program = tuple[ModelSpec, ArenaLayout, list[StepOp]]
+Span = tuple[int, int]
+
+
+def make_program(path: Path, phase: Phase, num_npu_threads: int = 1) -> Program:
+    config = EngineConfig(num_ctx=64, num_workers=2, num_npu_threads=num_npu_threads, max_tokens=8)
+    header = read_header(path)
+    spec = describe(header)
+    layout = plan_layout(header, spec, config)
+    return spec, layout, compile_program(spec, layout, phase)
+
+
+def family(case: str, phase: Phase = Phase.DECODE) -> Program:
+    return make_program(Path(gguf_path(case)), phase)
+
+
+def rows_of(layout: ArenaLayout, op: StepOp) -> int:
+    is_logits = op.flags & OpFlag.LOGIT_ROWS
+    return layout.config.max_logit_rows if is_logits else layout.config.max_tokens
+
+
+def span(offset: int, stride: int, rows: int, width: int) -> Span:
+    """Bytes of `rows` rows, `width` bytes of each."""
+    return offset, offset + stride * (rows - 1) + width
+
+
+def written(layout: ArenaLayout, op: StepOp) -> list[Span]:
+    """Activations an op writes, at the most tokens a step may have."""
+    rows = rows_of(layout, op)
+    match op.kind:
+        case OpKind.EMBED:
+            return [span(op.out, op.out_stride, rows, 4 * op.cols)]
+        case OpKind.NORM:
+            width = op.cols
+        case OpKind.MATMUL:
+            return [span(op.out, op.out_stride, rows, 4 * round_up(op.rows, 32))]
+        case OpKind.ROPE_KV:
+            q, k = op.num_heads * op.head_dim, op.num_kv_heads * op.head_dim
+            return [
+                span(op.in_, op.in_stride, rows, 4 * q),
+                span(op.out, op.in_stride, rows, 4 * k),
+            ]
+        case OpKind.ATTENTION:
+            width = op.num_heads * op.head_dim
+        case OpKind.QUANTIZE:
+            return [span(op.out_acts, op.out_acts_stride, rows, op.cols // 32 * 40)]
+        case OpKind.FEED_FORWARD:
+            width = round_up(op.rows, 32)
+    spans = []
+    if op.flags & OpFlag.WRITE_F32 or op.kind is OpKind.ATTENTION:
+        spans.append(span(op.out, op.out_stride, rows, 4 * width))
+    if op.flags & OpFlag.WRITE_ACTS:
+        spans.append(span(op.out_acts, op.out_acts_stride, rows, width // 32 * 40))
+    return spans
+
+
+def buffer_of(layout: ArenaLayout, offset: int) -> Span:
+    """The activation buffer an offset lies in."""
+    for name, place in layout.spans.items():
+        if name.startswith("activations.") and 0 <= offset - place.offset < place.num_bytes:
+            return place.offset, place.offset + place.num_bytes
+    raise AssertionError(f"{offset} is in no activation buffer")
+
+
+@pytest.mark.parametrize("phase", COMPUTING)
+@pytest.mark.parametrize("case", FAMILY_CASES)
+class TestPrograms:
+    def test_writes_stay_in_their_buffer(self, case: str, phase: Phase) -> None:
+        _, layout, ops = family(case, phase)
+        for op in ops:
+            assert written(layout, op)
+            for first, last in written(layout, op):
+                start, end = buffer_of(layout, first)
+                assert start <= first < last <= end
+
+    def test_order_is_ascending(self, case: str, phase: Phase) -> None:
+        """An op waits for earlier ones only, and never for fewer than those before it did."""
+        _, _, ops = family(case, phase)
+        for index, op in enumerate(ops):
+            assert op.after <= index
+            assert op.after >= (ops[index - 1].after if index else 0)
+
+    def test_ops_that_run_together_are_independent(self, case: str, phase: Phase) -> None:
+        _, layout, ops = family(case, phase)
+        for index, op in enumerate(ops):
+            for other in ops[op.after : index]:
+                for first, last in written(layout, op):
+                    for start, end in written(layout, other):
+                        rows = {(first - start) % op.out_stride}
+                        assert op.out_stride == other.out_stride
+                        assert rows != {0} or last <= start or end <= first
+                    assert other.out != op.in_
+                    assert op.out != other.in_
+
+    def test_weights_are_the_models_own(self, case: str, phase: Phase) -> None:
+        _, layout, ops = family(case, phase)
+        places = {w.offset: w for w in layout.weights.values()}
+        for op in ops:
+            if op.kind in (OpKind.MATMUL, OpKind.FEED_FORWARD):
+                main = places[op.up_weight if op.kind is OpKind.FEED_FORWARD else op.weight]
+                assert op.cols == main.cols
+                last = max(w.end for w in layout.weights.values())
+                assert main.offset + main.num_bytes <= last
+            for offset in (op.weight, op.up_weight):
+                assert offset == 0 or offset in places
+            biases = (op.bias, op.up_bias)
+            assert all(b == 0 or places[b].storage is None for b in biases)
+
+    def test_kv_layers_are_disjoint(self, case: str, phase: Phase) -> None:
+        spec, layout, ops = family(case, phase)
+        for kind in (OpKind.ROPE_KV, OpKind.ATTENTION):
+            starts = [op.kv for op in ops if op.kind is kind]
+            base = layout.spans["kv.blocks"].offset
+            assert starts == [base + i * layout.kv_layer_bytes for i in range(spec.num_layers)]
+
+
+class TestUnits:
+    def test_prefill_uses_the_npu(self) -> None:
+        _, _, ops = family("llama_tied", Phase.PREFILL)
+        dense = (OpKind.MATMUL, OpKind.FEED_FORWARD, OpKind.NORM)
+        assert {op.unit for op in ops if op.kind in dense} == {Unit.NPU}
+        assert {op.unit for op in ops if op.kind not in dense} == {Unit.CPU}
+
+    def test_decode_and_plain_prefill_use_workers(self) -> None:
+        path = Path(gguf_path("llama_tied"))
+        for phase, npu in ((Phase.DECODE, 1), (Phase.PREFILL, 0)):
+            _, _, ops = make_program(path, phase, npu)
+            assert {op.unit for op in ops} == {Unit.CPU}
+
+    def test_adjacent_projections_are_one_matmul(self, tmp_path: Path) -> None:
+        path = write_tiny_gguf(tmp_path / "m.gguf", TinyModel(tensor_type="Q8_0"))
+        _, layout, ops = make_program(path, Phase.DECODE)
+        starts = [layout.weights[f"blk.0.attn_{part}.weight"].offset for part in "qkv"]
+        found = [op for op in ops if op.kind is OpKind.MATMUL and op.weight in starts]
+        assert [(op.weight, op.rows) for op in found] == [(starts[0], 64 + 2 * 32)]
+
+    def test_projections_with_biases_run_together(self) -> None:
+        _, layout, ops = family("qwen2")
+        starts = [layout.weights[f"blk.0.attn_{part}.weight"].offset for part in "qkv"]
+        found = [op for op in ops if op.kind is OpKind.MATMUL and op.weight in starts]
+        assert [op.weight for op in found] == starts
+        assert len({op.after for op in found}) == 1
+        assert all(op.bias for op in found)
