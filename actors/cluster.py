@@ -117,7 +117,8 @@ class PrivateCluster:
         if "ray" in sys.modules and sys.modules["ray"].is_initialized():
             raise ConfigError(
                 "Ray is already initialised in this process, and polyneuron needs a private "
-                "cluster: call ray.shutdown() first, or run it in a process of its own"
+                "cluster: close the engine that is open, or call ray.shutdown() if Ray is your "
+                "own, or use a process of its own"
             )
         self._config.check_room()
         self._sigterm = SigtermGuard()

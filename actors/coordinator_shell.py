@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from polyneuron.actors.sequence_run import Mailbox, SequenceRun
 from polyneuron.actors.shells import attach_arena
 from polyneuron.actors.step_runner import MAX_RECOVERIES, StepRunner
 from polyneuron.actors.supervisor import Supervisor
-from polyneuron.errors import EngineError, PolyneuronError
+from polyneuron.errors import EngineError
 from polyneuron.io.weight_reader import ReadReport, WeightRead
 from polyneuron.kernels import isa
 from polyneuron.kernels.arena import monotonic_ns
@@ -23,6 +24,7 @@ from polyneuron.planning.layout import ArenaLayout
 
 RESTART_TIMEOUT_S = 30.0
 UNWIND_TIMEOUT_NS = 5_000_000_000
+WATCH_NS = 500_000_000
 POLL_S = 0.001
 
 
@@ -50,13 +52,15 @@ class CoordinatorShell:
         self._stopping = False
         self._dry = False
         self._recoveries = 0
+        self._watched_ns = 0
 
     @ray.method(concurrency_group="control")
-    def attach(self, refs: list[Any]) -> None:
-        """Map the arena and write the step programs into it."""
+    def attach(self, refs: list[Any]) -> int:
+        """Map the arena and write the step programs into it; returns this process."""
         self._refs = refs  # an object passed to a constructor would tie restarts to it
         self._arena = attach_arena(refs)
         self._runner = StepRunner(self._arena, self._spec, self._layout)
+        return os.getpid()
 
     @ray.method(concurrency_group="control")
     def start(self, crew: Crew) -> ReadReport:
@@ -100,7 +104,11 @@ class CoordinatorShell:
         mailbox.clear()
         with self._changed:
             sequence = self._state.submit(request)
-            self._runs[request.request_id] = SequenceRun.start(sequence, mailbox)
+            try:
+                self._runs[request.request_id] = SequenceRun.start(sequence, mailbox)
+            except Exception:
+                self._state.cancel(request.request_id)
+                raise
             self._changed.notify()
 
     @ray.method(concurrency_group="control")
@@ -154,12 +162,12 @@ class CoordinatorShell:
 
     def _perform(self, plan: StepPlan) -> None:
         try:
-            self._revive(self._supervisor.dead())
+            self._replace_idle()
             logits, step_ns = self._runner.run(plan, self._recover, dry=self._dry)
             self._recoveries = 0
-        except (EngineError, InterruptedError, ray.exceptions.RayError) as error:
+        except Exception as error:  # noqa: BLE001  a failed step ends requests, not the loop
             with self._changed:
-                self._fail_all("error", str(error))
+                self._fail_all("error", str(error) or repr(error))
             return
         with self._changed:
             self._state.computed(plan)
@@ -180,9 +188,9 @@ class CoordinatorShell:
         else:
             try:
                 token_id = run.sample(logits)
-            except PolyneuronError as error:
+            except Exception as error:  # noqa: BLE001  it is of this request alone
                 self._state.finish(sequence, "error")
-                self._end(run, str(error))
+                self._end(run, str(error) or repr(error))
                 return
             self._state.append(sequence, token_id)
             run.token_done(monotonic_ns(), step_ns)
@@ -201,6 +209,20 @@ class CoordinatorShell:
             self._end(self._runs[sequence.request.request_id], error)
 
     # ---- recovery
+
+    def _replace_idle(self) -> None:
+        """Between steps: replace dead executors and, now and then, those that were stopped.
+
+        A stopped worker that holds no unit delays no step; the others do its work meanwhile.
+        """
+        now_ns = monotonic_ns()
+        if now_ns - self._watched_ns < WATCH_NS:
+            self._revive(self._supervisor.dead())
+            return
+        self._watched_ns = now_ns
+        lost = self._supervisor.lost()
+        self._supervisor.kill(lost)
+        self._revive(lost)
 
     def _recover(self) -> bool:
         """Asked while a step takes long: replace lost executors; True when there were any."""

@@ -13,6 +13,7 @@ from polyneuron.actors.arena import format_arena, object_bytes
 from polyneuron.actors.coordinator_shell import CoordinatorShell, Crew
 from polyneuron.actors.messages import ExecutorStatus, PlaceExecutor
 from polyneuron.actors.shells import CacheShell, CpuWorkerShell, IoShell, NpuExecutorShell
+from polyneuron.actors.supervisor import LOST_STATES, process_state
 from polyneuron.errors import EngineError, PolyneuronError
 from polyneuron.io.weight_reader import ReadReport
 from polyneuron.kernels.arena import Arena, Unit
@@ -53,10 +54,15 @@ class Actors:
     loop: Any
     """The coordinator's running loop: ready only when it has ended."""
 
+    pids: dict[str, int]
+    """Processes that are not executors, by what they are: nobody else watches them."""
+
     def stop(self) -> None:
         """Let every loop end; Ray's own shutdown ends the processes."""
-        ray.wait([self.coordinator.stop.remote()], timeout=STOP_TIMEOUT_S)
-        ray.wait([self.loop], timeout=STOP_TIMEOUT_S)
+        if not lost_processes(self):
+            ray.wait([self.coordinator.stop.remote()], timeout=STOP_TIMEOUT_S)
+            ray.wait([self.loop], timeout=STOP_TIMEOUT_S)
+        self.arena.stop()
 
 
 def put_arena(layout: ArenaLayout) -> tuple[Any, Arena]:
@@ -86,9 +92,11 @@ def launch(path: Path, spec: ModelSpec, layout: ArenaLayout, cores: list[int]) -
     cache_args = (layout.spans["fixed"].num_bytes, weight_bytes)
     cache_actor = _actor(CacheShell, "cache_actor", 1, cache_args)
     coordinator = _actor(CoordinatorShell, "coordinator", 1, (spec, layout))
-    _get([actor.attach.remote([ref]) for actor in (coordinator, io_actor)], CALL_TIMEOUT_S)
+    watched = {"coordinator": coordinator, "I/O actor": io_actor}
+    attached = [actor.attach.remote([ref]) for actor in watched.values()]
+    pids = dict(zip(watched, _get(attached, CALL_TIMEOUT_S), strict=True))
     crew = Crew(io_actor, cache_actor, executors)
-    return Actors(ref, arena, coordinator, crew, coordinator.run.remote())
+    return Actors(ref, arena, coordinator, crew, coordinator.run.remote(), pids)
 
 
 def load(actors: Actors) -> Any:
@@ -119,8 +127,21 @@ def call(method: Any, *args: Any) -> Any:
     return _get(method.remote(*args), CALL_TIMEOUT_S)
 
 
+def lost_processes(actors: Actors) -> list[str]:
+    """Those of `pids` that are gone or stopped."""
+    return [name for name, pid in actors.pids.items() if process_state(pid) in LOST_STATES]
+
+
+def check_processes(actors: Actors, *needed: str) -> None:
+    """Raise EngineError when a process is gone or stopped; all are needed unless named."""
+    lost = [name for name in lost_processes(actors) if not needed or name in needed]
+    if lost:
+        raise EngineError(f"the process of the {lost[0]} was lost: close this engine, open another")
+
+
 def check_running(actors: Actors) -> None:
-    """Raise when the coordinator's loop has ended, with what ended it."""
+    """Raise when the coordinator's loop has ended, with what ended it, or its process is lost."""
+    check_processes(actors, "coordinator")
     ended, _ = ray.wait([actors.loop], timeout=0)
     if ended:
         _get(actors.loop)

@@ -88,9 +88,10 @@ class IoShell:
         self._bytes_read = bytes_read
 
     @ray.method(concurrency_group="control")
-    def attach(self, refs: list[Any]) -> None:
-        """Map the arena."""
+    def attach(self, refs: list[Any]) -> int:
+        """Map the arena; returns this process."""
         self._arena = attach_arena(refs)
+        return os.getpid()
 
     @ray.method(concurrency_group="control")
     def read(self, reads: list[WeightRead]) -> ReadReport:

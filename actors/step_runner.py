@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from polyneuron.actors.coordinator import Sequence, StepPlan
 from polyneuron.config import Phase
+from polyneuron.errors import EngineError
 from polyneuron.kernels.arena import SPIN_LIMIT, Arena, StepFlag, StepStatus, Unit, monotonic_ns
 from polyneuron.model.rope import rope_table
 from polyneuron.model.spec import ModelSpec
@@ -104,5 +105,7 @@ class StepRunner:
             if status is StepStatus.DONE:
                 rows = self._logits[: len(plan.logit_rows), : self._spec.vocab_size]
                 return rows, monotonic_ns() - start_ns
-            if status is StepStatus.ABORTED and self._arena.header.stop:
-                raise InterruptedError("the arena was stopped")
+            if status is StepStatus.ABORTED:
+                # A recovery in this loop clears the word it sets, or raises and leaves it set.
+                stopped = self._arena.header.stop
+                raise EngineError("the engine was stopped" if stopped else "the step was aborted")

@@ -14,6 +14,10 @@ HANG_NS = 1_500_000_000
 """An executor in a step whose heartbeat stands this long, and that does not compute, hangs."""
 
 
+LOST_STATES = frozenset("XZTt")
+"""Gone, ended, stopped by a signal, stopped by a tracer."""
+
+
 def process_state(pid: int) -> str:
     """The state letter of /proc/PID/stat, or X when there is no such process."""
     try:
@@ -59,7 +63,7 @@ class Supervisor:
         now_ns, found = monotonic_ns(), []
         for index in self.executors:
             record = self.arena.executor(index)
-            if process_state(record.pid) in "XZTt" or self._hangs(index, now_ns):
+            if process_state(record.pid) in LOST_STATES or self._hangs(index, now_ns):
                 found.append(index)
         return found
 

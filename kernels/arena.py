@@ -17,6 +17,7 @@ from polyneuron.kernels._kernels import ffi, lib
 
 PAGE_BYTES = 4096
 HEADER_BYTES = 4096
+MAX_EXECUTORS = 64  # places on the board, as in board.h
 SPIN_LIMIT = 2000  # polls before a waiter sleeps, about 50 µs
 
 

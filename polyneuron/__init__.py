@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from polyneuron.completion import Completion
     from polyneuron.config import EngineConfig
-    from polyneuron.engine import Engine, Generation
+    from polyneuron.engine import Engine
+    from polyneuron.generation import Generation
     from polyneuron.model.sampling import SamplingParams
 
 __all__ = ["Completion", "Engine", "EngineConfig", "Generation", "SamplingParams"]
@@ -16,7 +17,7 @@ _HOMES = {
     "Completion": "polyneuron.completion",
     "Engine": "polyneuron.engine",
     "EngineConfig": "polyneuron.config",
-    "Generation": "polyneuron.engine",
+    "Generation": "polyneuron.generation",
     "SamplingParams": "polyneuron.model.sampling",
 }
 

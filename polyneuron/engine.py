@@ -8,31 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import operator
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from polyneuron.actors.cluster import ClusterConfig, PrivateCluster
 from polyneuron.actors.messages import RequestOutcome, SubmitRequest
 from polyneuron.actors.sequence_run import Mailbox
-from polyneuron.completion import Completion, timings_of
+from polyneuron.completion import Completion
 from polyneuron.config import DEFAULT_NUM_CTX, EngineConfig, usable_cores
 from polyneuron.errors import ConfigError, ContextError, EngineError
+from polyneuron.generation import Generation, OpenRequest, make_stops
 from polyneuron.io.gguf_file import GgufHeader, check_supported, read_header
 from polyneuron.io.weight_reader import ReadReport
+from polyneuron.kernels.arena import MAX_EXECUTORS
 from polyneuron.model.architecture import describe
 from polyneuron.model.chat_template import ChatTemplate
 from polyneuron.model.locate import locate_model
 from polyneuron.model.sampling import SamplingParams
 from polyneuron.model.spec import ModelSpec
-from polyneuron.model.stream import StopMatcher, StreamDecoder
 from polyneuron.model.tokenizer import Tokenizer
 from polyneuron.planning.layout import ArenaLayout, plan_layout
 
-WAIT_SLICE_NS = 500_000_000
+if TYPE_CHECKING:
+    from polyneuron.actors.launch import Actors
+
 LOAD_SLICE_S = 0.1
 Prompt = str | Sequence[int]
 LoadProgress = Callable[[int, int], None]
@@ -49,102 +53,34 @@ class MemoryReport:
 
 
 def resolve_config(config: EngineConfig, spec: ModelSpec) -> EngineConfig:
-    """Fill in what was left automatic, and refuse what the model cannot do."""
+    """Fill in what was left automatic, and refuse what the model or the arena cannot do."""
     if config.num_ctx > spec.context_length:
         raise ConfigError(
             f"-c {config.num_ctx}: the model was trained for {spec.context_length} positions; "
             f"give at most that"
         )
-    workers = config.num_workers or len(usable_cores())
+    workers = config.num_workers or min(len(usable_cores()), MAX_EXECUTORS // 2)
+    automatic = max(0, min(workers, MAX_EXECUTORS - workers))
+    npu_threads = automatic if config.num_npu_threads < 0 else config.num_npu_threads
+    if workers + npu_threads > MAX_EXECUTORS:
+        raise ConfigError(
+            f"{workers} workers and {npu_threads} NPU threads: there are places for "
+            f"{MAX_EXECUTORS} of both together"
+        )
     return replace(
         config,
         num_ctx=config.num_ctx or min(spec.context_length, DEFAULT_NUM_CTX),
         num_workers=workers,
-        num_npu_threads=workers if config.num_npu_threads < 0 else config.num_npu_threads,
+        num_npu_threads=npu_threads,
     )
 
 
-class Generation:
-    """A running request: iterate over its text as it comes, then read `completion`."""
-
-    def __init__(self, engine: Engine, request: SubmitRequest, stops: Sequence[str]) -> None:
-        self._engine, self._request = engine, request
-        self._mailbox = engine.mailbox(request.mailbox)
-        self._decoder = StreamDecoder(engine.tokenizer)
-        self._stops = StopMatcher(stops)
-        self._request_has_stops = bool(stops)
-        self._tokens: list[int] = []
-        self._pieces: list[str] = []
-        self._completion: Completion | None = None
-
-    def __iter__(self) -> Iterator[str]:
-        """Pieces of text, whole characters only; cancels the request when left early."""
-        try:
-            while True:
-                finished = self._mailbox.finished
-                for token_id in self._mailbox.tokens_from(len(self._tokens)):
-                    piece = self._take(token_id)
-                    if piece:
-                        yield piece
-                    if self._stops.matched is not None:
-                        self._engine.cancel(self._request.request_id)
-                        yield from self._finish()
-                        return
-                if finished:
-                    yield from self._finish()
-                    return
-                self._mailbox.wait_more(len(self._tokens), WAIT_SLICE_NS)
-                self._engine.check_alive()
-        finally:
-            if self._completion is None:
-                self._engine.cancel(self._request.request_id)
-                self._engine.take_outcome(self._request)
-
-    def _take(self, token_id: int) -> str:
-        self._tokens.append(token_id)
-        if token_id in self._request.end_ids:
-            return ""
-        piece = self._stops.push(self._decoder.push(token_id))
-        self._pieces.append(piece)
-        return piece
-
-    def _finish(self) -> Iterator[str]:
-        stopped = self._stops.matched is not None
-        rest = "" if stopped else self._stops.push(self._decoder.flush()) + self._stops.flush()
-        if rest:
-            self._pieces.append(rest)
-            yield rest
-        outcome = self._engine.take_outcome(self._request)
-        self._completion = Completion(
-            text="".join(self._pieces),
-            prompt_tokens=list(self._request.prompt),
-            tokens=self._tokens,
-            finish_reason="stop" if stopped else outcome.finish_reason,
-            logits_sha256=outcome.logits_sha256,
-            top_logprobs=outcome.top_logprobs,
-            timings=timings_of(outcome, self._engine.load_ms, len(self._tokens)),
-        )
-
-    def cancel(self) -> None:
-        """Ask for the end; the iteration ends soon after."""
-        self._engine.cancel(self._request.request_id)
-
-    @property
-    def completion(self) -> Completion:
-        """The result; raises EngineError while the request still runs."""
-        if self._completion is None:
-            raise EngineError("the request still runs: iterate over it to its end first")
-        return self._completion
-
-    def wait(self) -> Completion:
-        """Run to the end without looking at each token."""
-        if not self._request_has_stops:
-            while not self._mailbox.finished:
-                self._mailbox.wait_finished(WAIT_SLICE_NS)
-                self._engine.check_alive()
-        for _ in self:
-            pass
-        return self.completion
+def _check_whole(name: str, value: Any, low: int, high: int | None) -> None:
+    """Raise ConfigError unless value is a whole number between the bounds."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not (is_whole and low <= value and (high is None or value <= high)):
+        bounds = f"{low} or more" if high is None else f"from {low} to {high}"
+        raise ConfigError(f"{name} is {value!r}: must be a whole number, {bounds}")
 
 
 class Engine:
@@ -173,6 +109,8 @@ class Engine:
         self._lock = threading.Lock()
         self._next_id = 1
         self._mailboxes = list(range(self.config.max_requests - 1, -1, -1))
+        self._is_closed = False
+        self._actors: Actors | None = None
         self._cleanup = contextlib.ExitStack()
         with contextlib.ExitStack() as cleanup:
             self._start(cleanup, on_load)
@@ -188,15 +126,32 @@ class Engine:
         from polyneuron.actors import launch
 
         self._launch = launch
-        self.actors = launch.launch(self.header.path, self.spec, self.layout, usable_cores())
-        cleanup.callback(self.actors.stop)
+        cleanup.callback(self._forget_actors)  # the arena stays mapped as long as they are held
+        self._actors = launch.launch(self.header.path, self.spec, self.layout, usable_cores())
+        cleanup.callback(self._actors.stop)
         self.read_report = self._load(on_load)
+
+    def _forget_actors(self) -> None:
+        self._actors = None
+
+    @property
+    def actors(self) -> Actors:
+        """The actors of this engine; raises EngineError when it is closed."""
+        self.check_open()
+        assert self._actors is not None
+        return self._actors
+
+    def check_open(self) -> None:
+        """Raise EngineError when the engine is closed: Ray would start a cluster of its own."""
+        if self._is_closed:
+            raise EngineError("this engine is closed: open another one")
 
     def _load(self, on_load: LoadProgress | None) -> ReadReport:
         total = sum(place.tensor.num_bytes for place in self.layout.weights.values())
         counter = self.actors.arena.view(self.layout.at("inputs.bytes_read"), (1,), "u8")
         ref = self._launch.load(self.actors)
         while (report := self._launch.take_report(ref, LOAD_SLICE_S)) is None:
+            self._launch.check_processes(self.actors)
             if on_load:
                 on_load(int(counter[0]), total)
         if on_load:
@@ -209,33 +164,52 @@ class Engine:
         """Token ids of raw text; control tokens in it count as such."""
         return self.tokenizer.encode(text, add_bos=add_bos, parse_special=True)
 
-    def _submit(self, **fields: Any) -> SubmitRequest:
+    def _submit(self, **fields: Any) -> OpenRequest:
+        actors = self.actors
+        self._launch.check_running(actors)
         with self._lock:
             if not self._mailboxes:
                 raise EngineError(
                     f"{self.config.max_requests} requests are running or waiting: try again later"
                 )
-            mailbox, request_id = self._mailboxes.pop(), self._next_id
+            index, request_id = self._mailboxes.pop(), self._next_id
             self._next_id += 1
-        self.mailbox(mailbox).clear()
-        request = SubmitRequest(request_id=request_id, mailbox=mailbox, **fields)
-        self._launch.call(self.actors.coordinator.submit, request.pack())
-        return request
+        mailbox = Mailbox(actors.arena, self.layout, index)
+        mailbox.clear()
+        request = SubmitRequest(request_id=request_id, mailbox=index, **fields)
+        try:
+            self._launch.call(actors.coordinator.submit, request.pack())
+        except BaseException:
+            self._free_mailbox(index)
+            raise
+        return OpenRequest(self, request, mailbox)
+
+    def _free_mailbox(self, index: int) -> None:
+        with self._lock:
+            self._mailboxes.append(index)
+
+    def _checked(self, tokens: Iterable[int]) -> list[int]:
+        """Token ids as plain integers of the vocabulary; at least one."""
+        try:
+            prompt = [operator.index(token) for token in tokens]
+        except TypeError:
+            raise ConfigError("a prompt is text or a sequence of token ids") from None
+        if not prompt:
+            raise ConfigError("the prompt is empty: give at least one token")
+        bad = [token for token in prompt if not 0 <= token < self.spec.vocab_size]
+        if bad:
+            raise ConfigError(
+                f"prompt token {bad[0]} is not in the vocabulary of {self.spec.vocab_size}"
+            )
+        return prompt
 
     def _room(self, prompt: Sequence[int]) -> int:
         """Tokens that fit behind the prompt; at least 1, or ContextError with both numbers."""
-        if not prompt:
-            raise ConfigError("the prompt is empty: give at least one token")
         room = self.config.num_ctx - len(prompt)
         if room < 1:
             raise ContextError(
                 f"the prompt has {len(prompt)} tokens, the context {self.config.num_ctx}: shorten "
                 f"it, or enlarge the context with -c (the model allows {self.spec.context_length})"
-            )
-        bad = [token for token in prompt if not 0 <= token < self.spec.vocab_size]
-        if bad:
-            raise ConfigError(
-                f"prompt token {bad[0]} is not in the vocabulary of {self.spec.vocab_size}"
             )
         return room
 
@@ -245,15 +219,16 @@ class Engine:
         *,
         max_tokens: int = -1,
         sampling: SamplingParams | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         top_logprobs: int = 0,
         ignore_eos: bool = False,
     ) -> Generation:
         """Start a request; `max_tokens` -1: until the model ends or the context is full."""
-        tokens = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
-        room = self._room(tokens)
-        if max_tokens < -1:
-            raise ConfigError(f"max_tokens is {max_tokens}: give 0 or more, or -1 for no limit")
+        self.check_open()
+        tokens = self._checked(self.tokenize(prompt) if isinstance(prompt, str) else prompt)
+        room, stops = self._room(tokens), make_stops(stop)
+        _check_whole("max_tokens", max_tokens, -1, None)
+        _check_whole("top_logprobs", top_logprobs, 0, self.spec.vocab_size)
         request = self._submit(
             prompt=tokens,
             max_tokens=min(max_tokens, room) if max_tokens >= 0 else room,
@@ -262,7 +237,7 @@ class Engine:
             top_logprobs=top_logprobs,
             hash_logits=self.config.deterministic,
         )
-        return Generation(self, request, stop)
+        return Generation(self, request, stops)
 
     def generate(self, prompt: Prompt, **options: Any) -> Completion:
         """Run one request to its end; options as for `stream`."""
@@ -277,52 +252,50 @@ class Engine:
         template = ChatTemplate.from_metadata(self.header.metadata, self.header.path.name)
         return template.encode_chat(self.tokenizer, messages)
 
-    def score(self, tokens: Sequence[int], first: int) -> list[float]:
+    def score(self, tokens: Iterable[int], first: int) -> list[float]:
         """Log-probabilities of tokens first+1, first+2, … given all before each."""
-        if len(tokens) > self.config.num_ctx:
+        self.check_open()
+        prompt = self._checked(tokens)
+        if len(prompt) > self.config.num_ctx:
             raise ContextError(
-                f"{len(tokens)} tokens to score, the context has {self.config.num_ctx}"
+                f"{len(prompt)} tokens to score, the context has {self.config.num_ctx}"
             )
-        request = self._submit(prompt=list(tokens), max_tokens=0, score_from=first)
-        mailbox = self.mailbox(request.mailbox)
-        while not mailbox.finished:
-            mailbox.wait_finished(WAIT_SLICE_NS)
-            self.check_alive()
-        return self.take_outcome(request).scores
+        _check_whole("first", first, 0, len(prompt) - 1)
+        request = self._submit(prompt=prompt, max_tokens=0, score_from=first)
+        try:
+            request.wait_finished()
+            return request.take_outcome().scores
+        finally:
+            request.abandon()
 
     async def agenerate(self, prompt: Prompt, **options: Any) -> Completion:
-        """`generate` for asyncio."""
-        return await asyncio.to_thread(self.generate, prompt, **options)
+        """`generate` for asyncio; cancelling the task cancels the request."""
+        generation = await asyncio.to_thread(self.stream, prompt, **options)
+        return await generation.await_completion()
 
     async def astream(self, prompt: Prompt, **options: Any) -> AsyncIterator[str]:
         """`stream` for asyncio: pieces of text; leaving early cancels the request."""
-        pieces = iter(await asyncio.to_thread(self.stream, prompt, **options))
-        try:
-            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-                yield piece
-        finally:
-            await asyncio.to_thread(getattr(pieces, "close", lambda: None))
+        generation = await asyncio.to_thread(self.stream, prompt, **options)
+        async for piece in generation:
+            yield piece
 
     # ---- used by Generation
-
-    def mailbox(self, index: int) -> Mailbox:
-        """The mailbox of that number."""
-        return Mailbox(self.actors.arena, self.layout, index)
 
     def cancel(self, request_id: int) -> None:
         """End a request soon; an ended one is no error."""
         self._launch.call(self.actors.coordinator.cancel, request_id)
 
     def check_alive(self) -> None:
-        """Raise EngineError when the coordinator's loop has ended."""
+        """Raise EngineError when the coordinator's loop has ended or its process is lost."""
         self._launch.check_running(self.actors)
 
     def take_outcome(self, request: SubmitRequest) -> RequestOutcome:
-        """The outcome of an ended request; frees its mailbox."""
-        descriptor = self._launch.call(self.actors.coordinator.take_outcome, request.request_id)
-        with self._lock:
-            self._mailboxes.append(request.mailbox)
-        outcome = RequestOutcome.unpack(descriptor)
+        """The outcome of an ended request; frees its mailbox in any case."""
+        try:
+            take = self.actors.coordinator.take_outcome
+            outcome = RequestOutcome.unpack(self._launch.call(take, request.request_id))
+        finally:
+            self._free_mailbox(request.mailbox)
         if outcome.error is not None:
             raise EngineError(outcome.error)
         return outcome
@@ -377,13 +350,15 @@ class Engine:
 
     def memory(self) -> MemoryReport:
         """What everything together takes now, measured."""
+        self.check_open()
         report = self.cluster.memory_report()
         own = ("driver", "ray::")
         ray_bytes = sum(p.pss_bytes for p in report if not p.name.startswith(own))
         return MemoryReport(sum(p.pss_bytes for p in report), ray_bytes, self.layout.num_bytes)
 
     def close(self) -> None:
-        """Stop everything; nothing of this engine is left."""
+        """Stop everything; nothing of this engine is left. Safe to call again."""
+        self._is_closed = True
         self._cleanup.close()
 
     def __enter__(self) -> Self:

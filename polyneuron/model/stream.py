@@ -40,6 +40,11 @@ class StopMatcher:
         self._held = ""
         self.matched: str | None = None  # the stop string that was found
 
+    @property
+    def has_stops(self) -> bool:
+        """Whether there is anything to look for."""
+        return bool(self._stops)
+
     def push(self, text: str) -> str:
         """Text that is certain to come before any stop string; nothing after one was found."""
         if self.matched is not None:
