@@ -119,3 +119,8 @@ int pack_rows_from_f32(int storage_type, void *rows, const float *src, size_t nu
  * bits. */
 int pack_tiles_q4m_parts(void *tiles, const uint8_t *quants, const uint16_t *scale,
                          const uint16_t *min, size_t num_rows, size_t cols);
+
+/* CRC-32C of num_bytes bytes, going on from `crc` (0 at the start), by the CPU's own instruction
+ * where it has one / always by tables. */
+uint32_t crc32c(uint32_t crc, const void *bytes, size_t num_bytes);
+uint32_t crc32c_portable(uint32_t crc, const void *bytes, size_t num_bytes);
