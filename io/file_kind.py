@@ -1,4 +1,4 @@
-"""Says by its first bytes what a file is that is not a GGUF."""
+"""Says by its first bytes what a file is."""
 
 import os
 import stat
@@ -7,6 +7,8 @@ from pathlib import Path
 from polyneuron.errors import FormatError, UnsupportedError
 
 GGUF_MAGIC = b"GGUF"
+NCF_MAGIC = b"\x89NCF\r\n\x1a\n"
+"""Of neuron-cluster files: a transfer that alters line ends or the eighth bit damages it."""
 HEAD_BYTES = 64
 
 _PLAIN = (
@@ -19,6 +21,7 @@ _PLAIN = (
     (b"\x28\xb5\x2f\xfd", "zstd-compressed; unpack it first"),
     (b"\x7fELF", "a program"),
     (b"{", "JSON text"),
+    (NCF_MAGIC, "a neuron-cluster file already"),
 )
 
 
@@ -35,6 +38,15 @@ def check_regular_file(path: Path) -> None:
         raise FormatError(f"{path}: not a regular file; give the path of a .gguf file")
     if status.st_size == 0:
         raise FormatError(f"{path}: empty (0 bytes); fetch the file again")
+
+
+def is_ncf(path: Path) -> bool:
+    """Whether a file begins as a neuron-cluster file does."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(NCF_MAGIC)) == NCF_MAGIC
+    except OSError:
+        return False
 
 
 def check_gguf_magic(path: Path, head: bytes) -> None:

@@ -1,0 +1,247 @@
+"""Where everything will lie in a neuron-cluster file: computed from the source's header alone."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyneuron.errors import ConfigError
+from polyneuron.io.gguf_file import GgufHeader, GgufTensor
+from polyneuron.io.ncf_format import (
+    EXTENT_BYTES,
+    HEADER_BYTES,
+    LINE_BYTES,
+    PAGE_BYTES,
+    Layout,
+    NcfManifest,
+    NcfSection,
+    NcfSource,
+    NcfTensor,
+    SectionKind,
+    bundle_shape,
+    neuron_row_bytes,
+    round_up,
+    stored_bytes,
+)
+from polyneuron.io.ncf_manifest import encode_manifest
+from polyneuron.io.pack import storage_type
+from polyneuron.kernels.gemv import FeedForwardKind
+from polyneuron.kernels.quant import BLOCK_COLS, StorageType
+from polyneuron.model.ncf_spec import FIXED, plain_spec
+from polyneuron.model.spec import ModelSpec, tensor_map, tensor_shapes
+
+METADATA_PREFIXES = ("general.", "tokenizer.")
+SPARSE_KINDS = (FeedForwardKind.REGLU, FeedForwardKind.DRELU, FeedForwardKind.RELU)
+FED_ROLES = ("ffn_gate", "ffn_up", "ffn_down")
+
+NeuronOrder = Mapping[int, NDArray[np.uint32]]
+"""Layer -> its neurons, hottest first; layers that are not named keep the model's order."""
+StorageOf = Mapping[str, StorageType]
+"""Tensor name -> storage type."""
+
+
+@dataclass(frozen=True, slots=True)
+class NcfPlan:
+    """A manifest with checksums and errors still zero, and where the data begin."""
+
+    manifest: NcfManifest
+    data_offset: int
+    file_bytes: int
+
+
+def choose_layout(spec: ModelSpec, wanted: Layout | None = None) -> Layout:
+    """Bundles for models whose neurons are often exactly zero, else tiles."""
+    is_sparse = spec.feed_forward in SPARSE_KINDS
+    if wanted is Layout.BUNDLES and not is_sparse:
+        raise ConfigError(
+            f"--layout bundles: {spec.feed_forward.name.lower()} activations are never exactly "
+            "zero, so no neuron could be left out; use --layout tiles"
+        )
+    return wanted or (Layout.BUNDLES if is_sparse else Layout.TILES)
+
+
+def down_storage(tensor: GgufTensor, d_model: int) -> StorageType:
+    """Storage of down's columns: float sources keep their type, quantised ones become q8.
+
+    Quantisation blocks of the source run along rows and are cut by the change to columns, so its
+    values are rounded once more; columns that do not fill blocks of 32 are kept in f16.
+    """
+    own = storage_type(tensor)
+    if not own.is_quantised:
+        return own
+    return StorageType.F16 if d_model % BLOCK_COLS else StorageType.Q8
+
+
+def plan_ncf(
+    spec: ModelSpec,
+    layout: Layout,
+    source_types: Mapping[str, str],
+    storage: StorageOf,
+    metadata: Mapping[str, Any],
+    source: NcfSource,
+    order: NeuronOrder | None = None,
+) -> NcfPlan:
+    """Lay a file out; `storage` names the matrices' types, in bundles that of down's columns."""
+    planner = _Planner(spec, layout, source_types, storage, order or {})
+    planner.lay_out()
+    manifest = NcfManifest(
+        layout=layout,
+        spec=plain_spec(spec),
+        metadata=metadata,
+        source=source,
+        sections=tuple(planner.sections),
+        tensors=tuple(planner.tensors),
+    )
+    head = HEADER_BYTES + len(encode_manifest(manifest, 0))
+    data_offset = round_up(head, PAGE_BYTES)
+    sections = tuple(
+        replace(section, offset=section.offset + data_offset) for section in planner.sections
+    )
+    manifest = replace(manifest, sections=sections)
+    return NcfPlan(manifest, data_offset, data_offset + planner.end)
+
+
+def plan_gguf(
+    header: GgufHeader,
+    spec: ModelSpec,
+    layout: Layout,
+    source: NcfSource,
+    order: NeuronOrder | None = None,
+) -> NcfPlan:
+    """Lay out the file that a GGUF becomes."""
+    tensors = {name: header.tensor(name) for name in tensor_shapes(spec)}
+    storage = {name: storage_type(tensor) for name, tensor in tensors.items()}
+    if layout is Layout.BUNDLES:
+        for layer in tensor_map(spec).layers:
+            storage[layer.ffn_down] = down_storage(tensors[layer.ffn_down], spec.d_model)
+    source_types = {name: tensor.type_name for name, tensor in tensors.items()}
+    return plan_ncf(
+        spec, layout, source_types, storage, kept_metadata(header.metadata), source, order
+    )
+
+
+def kept_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that go into the file: the tokenizer's, the template's, the name and licence."""
+    return {key: value for key, value in metadata.items() if key.startswith(METADATA_PREFIXES)}
+
+
+class _Planner:
+    """Places tensors one after another; offsets of sections count from the first one."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layout: Layout,
+        source_types: Mapping[str, str],
+        storage: StorageOf,
+        order: NeuronOrder,
+    ) -> None:
+        self.spec = spec
+        self.layout = layout
+        self.source_types = source_types
+        self.storage = storage
+        self.order = order
+        self.sections: list[NcfSection] = []
+        self.tensors: list[NcfTensor] = []
+        self.end = 0
+
+    def lay_out(self) -> None:
+        """The fixed section, then one for each layer."""
+        shapes = tensor_shapes(self.spec)
+        fed: dict[int, list[str]] = {i: [] for i in range(self.spec.num_layers)}
+        fixed = []
+        for name in shapes:
+            layer_id, role = layer_and_role(name)
+            if layer_id is not None and role in FED_ROLES:
+                fed[layer_id].append(name)
+            else:
+                fixed.append(name)
+        self._run(FIXED, SectionKind.FIXED, fixed, shapes)
+        for layer_id, names in fed.items():
+            if self.layout is Layout.TILES:
+                self._run(f"layer.{layer_id}", SectionKind.TILES, names, shapes)
+            else:
+                self._bundles(layer_id, names)
+
+    def _run(
+        self,
+        section: str,
+        kind: SectionKind,
+        names: Iterable[str],
+        shapes: Mapping[str, tuple[int, ...]],
+    ) -> None:
+        """Tensors as they lie in memory, each at a cache line."""
+        offset = 0
+        for name in names:
+            shape = shapes[name]
+            storage = self.storage[name] if len(shape) > 1 else None
+            rows, cols = (shape[0], shape[1]) if len(shape) > 1 else (1, shape[0])
+            num_bytes = stored_bytes(storage, rows, cols)
+            offset = round_up(offset, LINE_BYTES)
+            self._add(name, storage, (rows, cols), offset, num_bytes)
+            offset += num_bytes
+        self._close(NcfSection(section, kind, self.end, round_up(offset, PAGE_BYTES), _NONE))
+
+    def _bundles(self, layer_id: int, names: Iterable[str]) -> None:
+        """One bundle for each neuron."""
+        d_ff, d_model = self.spec.d_ff, self.spec.d_model
+        by_role = {layer_and_role(name)[1]: name for name in names}
+        row = {role: neuron_row_bytes(self.storage[n], d_model) for role, n in by_role.items()}
+        shape = bundle_shape(d_ff, row.get("ffn_gate"), row["ffn_up"], row["ffn_down"])
+        offsets = (shape.gate_offset, shape.up_offset, shape.down_offset)
+        for role, offset in zip(FED_ROLES, offsets, strict=True):
+            if offset is not None:
+                name = by_role[role]
+                num_bytes = row[role] * d_ff
+                stride = shape.bundle_bytes
+                self._add(name, self.storage[name], (d_ff, d_model), offset, num_bytes, stride)
+        num_bytes = round_up(d_ff * shape.bundle_bytes, PAGE_BYTES)
+        kind = SectionKind.BUNDLES
+        ids = self.order.get(layer_id)
+        self._close(NcfSection(f"layer.{layer_id}", kind, self.end, num_bytes, _NONE, shape, ids))
+
+    def _add(
+        self,
+        name: str,
+        storage: StorageType | None,
+        shape: tuple[int, int],
+        offset: int,
+        num_bytes: int,
+        row_stride: int = 0,
+    ) -> None:
+        layer_id, role = layer_and_role(name)
+        self.tensors.append(
+            NcfTensor(
+                name,
+                layer_id,
+                role,
+                storage,
+                shape[0],
+                shape[1],
+                len(self.sections),
+                offset,
+                num_bytes,
+                row_stride,
+                self.source_types[name],
+            )  # fmt: skip
+        )
+
+    def _close(self, section: NcfSection) -> None:
+        num_extents = -(-section.num_bytes // EXTENT_BYTES)
+        checksums = np.zeros(num_extents, np.uint32)
+        self.sections.append(replace(section, checksums=checksums))
+        self.end += section.num_bytes
+
+
+_NONE = np.zeros(0, np.uint32)
+
+
+def layer_and_role(name: str) -> tuple[int | None, str]:
+    """Layer and role of a GGUF tensor name: `blk.3.ffn_up.weight` is (3, "ffn_up")."""
+    role = name.removesuffix(".weight")
+    if not name.startswith("blk."):
+        return None, role
+    _, layer, role = role.split(".", 2)
+    return int(layer), role

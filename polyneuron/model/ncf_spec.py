@@ -1,0 +1,116 @@
+"""The model a neuron-cluster file holds, as the same `ModelSpec` that a GGUF gives."""
+
+from dataclasses import asdict
+from enum import Enum
+from typing import Any
+
+from polyneuron.errors import FormatError
+from polyneuron.io.gguf_values import quoted
+from polyneuron.io.ncf_fields import Fields
+from polyneuron.io.ncf_format import NcfTensor, SectionKind
+from polyneuron.io.ncf_reader import NcfFile
+from polyneuron.kernels.gemv import FeedForwardKind, RopeLayout
+from polyneuron.model.spec import ModelSpec, RopeScaling, RopeSpec, YarnSpec, tensor_shapes
+
+MAX_DIM = 1 << 24
+FIXED = "fixed"
+
+
+def plain_spec(spec: ModelSpec) -> dict[str, Any]:
+    """The description as msgpack can hold it: enumerations by their names in small letters."""
+    return _plain(asdict(spec))
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            plain[key] = _plain(value)
+        elif isinstance(value, Enum):
+            plain[key] = value.name.lower()
+        else:
+            plain[key] = list(value) if isinstance(value, tuple) else value
+    return plain
+
+
+def spec_of(ncf: NcfFile) -> ModelSpec:
+    """The description in a file, checked against the file's tensors."""
+    spec = _spec(Fields(str(ncf.path), "the manifest's spec", dict(ncf.manifest.spec)), ncf)
+    expected = tensor_shapes(spec)
+    missing = [name for name in expected if name not in ncf.by_name]
+    unknown = [tensor.name for tensor in ncf.tensors if tensor.name not in expected]
+    for what, names in (("missing", missing), ("of no use to the model", unknown)):
+        if names:
+            raise FormatError(f"{ncf.path}: tensor {quoted(names[0])} is {what}; convert it again")
+    for tensor in ncf.tensors:
+        _check_tensor(ncf, tensor, expected[tensor.name])
+    return spec
+
+
+def _spec(fields: Fields, ncf: NcfFile) -> ModelSpec:
+    spec = ModelSpec(
+        family=fields.text("family"),
+        name=fields.text("name"),
+        num_layers=fields.count("num_layers", len(ncf.tensors), 1),
+        d_model=fields.count("d_model", MAX_DIM, 1),
+        num_heads=fields.count("num_heads", MAX_DIM, 1),
+        num_kv_heads=fields.count("num_kv_heads", MAX_DIM, 1),
+        head_dim=fields.count("head_dim", MAX_DIM, 1),
+        d_ff=fields.count("d_ff", MAX_DIM, 1),
+        vocab_size=fields.count("vocab_size", MAX_DIM, 1),
+        context_length=fields.count("context_length", 1 << 31, 1),
+        norm_eps=fields.number("norm_eps"),
+        rope=_rope(fields.part("rope")),
+        feed_forward=fields.choice("feed_forward", FeedForwardKind),
+        qk_norm=fields.flag("qk_norm"),
+        qkv_bias=fields.flag("qkv_bias"),
+        output_bias=fields.flag("output_bias"),
+        tied_head=fields.flag("tied_head"),
+    )
+    if spec.num_heads % spec.num_kv_heads:
+        fields.fail(f"has {spec.num_heads} heads that cannot share {spec.num_kv_heads}")
+    if spec.rope.rotary_dim > spec.head_dim or spec.rope.rotary_dim % 2:
+        fields.fail(f"rotates {spec.rope.rotary_dim} of {spec.head_dim} values of a head")
+    factors = len(spec.rope.frequency_factors)
+    if factors not in (0, spec.rope.rotary_dim // 2):
+        fields.fail(f"has {factors} frequency factors for {spec.rope.rotary_dim} values")
+    return spec
+
+
+def _rope(fields: Fields) -> RopeSpec:
+    yarn = fields.part("yarn") if fields.has("yarn") else None
+    return RopeSpec(
+        layout=fields.choice("layout", RopeLayout),
+        rotary_dim=fields.count("rotary_dim", MAX_DIM, 1),
+        base=fields.number("base"),
+        scaling=fields.choice("scaling", RopeScaling),
+        factor=fields.number("factor"),
+        frequency_factors=fields.numbers("frequency_factors"),
+        yarn=None
+        if yarn is None
+        else YarnSpec(
+            original_context=yarn.count("original_context", 1 << 31, 1),
+            beta_fast=yarn.number("beta_fast"),
+            beta_slow=yarn.number("beta_slow"),
+        ),
+    )
+
+
+def _check_tensor(ncf: NcfFile, tensor: NcfTensor, shape: tuple[int, ...]) -> None:
+    """The spec's shape, down transposed in bundles; feed forward in its layer's section only."""
+    section = ncf.sections[tensor.section_index]
+    is_vector = len(shape) == 1
+    rows, cols = (1, shape[0]) if is_vector else (shape[0], shape[1])
+    if section.kind is SectionKind.BUNDLES and tensor.role == "ffn_down":
+        rows, cols = cols, rows
+    if (tensor.rows, tensor.cols) != (rows, cols) or is_vector != (tensor.storage is None):
+        raise FormatError(
+            f"{ncf.path}: tensor {quoted(tensor.name)} is ({tensor.rows}, {tensor.cols}), the "
+            f"model asks for ({rows}, {cols}); convert it again"
+        )
+    is_fed = tensor.role in ("ffn_gate", "ffn_up", "ffn_down")
+    if section.name != (f"layer.{tensor.layer_id}" if is_fed else FIXED):
+        raise FormatError(
+            f"{ncf.path}: tensor {quoted(tensor.name)} lies in section {quoted(section.name)}; "
+            "convert it again"
+        )
