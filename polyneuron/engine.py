@@ -92,6 +92,7 @@ class Engine:
         config: EngineConfig | None = None,
         *,
         on_load: LoadProgress | None = None,
+        first_prompt: Prompt | None = None,
         **settings: Any,
     ) -> None:
         started = time.monotonic()
@@ -106,6 +107,8 @@ class Engine:
             raise ConfigError(f"Engine: {error}") from None
         self.config = resolve_config(base, self.spec)
         self.layout: ArenaLayout = plan_layout(self.header, self.spec, self.config)
+        if first_prompt is not None:  # what does not fit is refused before weights are read
+            self.encode_prompt(first_prompt)
         self._lock = threading.Lock()
         self._next_id = 1
         self._mailboxes = list(range(self.config.max_requests - 1, -1, -1))
@@ -213,6 +216,12 @@ class Engine:
             )
         return room
 
+    def encode_prompt(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt this engine can take; else an error with both numbers."""
+        tokens = self._checked(self.tokenize(prompt) if isinstance(prompt, str) else prompt)
+        self._room(tokens)
+        return tokens
+
     def stream(
         self,
         prompt: Prompt,
@@ -225,7 +234,7 @@ class Engine:
     ) -> Generation:
         """Start a request; `max_tokens` -1: until the model ends or the context is full."""
         self.check_open()
-        tokens = self._checked(self.tokenize(prompt) if isinstance(prompt, str) else prompt)
+        tokens = self.encode_prompt(prompt)
         room, stops = self._room(tokens), make_stops(stop)
         _check_whole("max_tokens", max_tokens, -1, None)
         _check_whole("top_logprobs", top_logprobs, 0, self.spec.vocab_size)
@@ -305,12 +314,12 @@ class Engine:
     def mode_line(self) -> str:
         """How this engine runs, in one line, before the first token."""
         mib = sum(place.num_bytes for place in self.layout.weights.values()) / 2**20
-        npu = self.config.num_npu_threads
+        npu, workers = self.config.num_npu_threads, self.config.num_workers
         parts = [
             "dense",
             f"in memory {mib:.0f} MiB of weights",
             f"npu=native({npu}t, modelled, prefill)" if npu else "npu=none",
-            f"cpu {self.config.num_workers} workers, {self.isa}",
+            f"cpu {workers} {'worker' if workers == 1 else 'workers'}, {self.isa}",
             f"context {self.config.num_ctx}",
         ]
         if lossy := self.read_report.lossy:

@@ -1,63 +1,11 @@
-"""The `polyneuron` program: the table of commands, and how errors end."""
+"""The `polyneuron` program's way in and out: every end is an exit code and at most one line."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
-from typing import Any
-
-import typer
-
-from polyneuron.cli.inspect import inspect
-from polyneuron.cli.run import run
-from polyneuron.errors import ConfigError, FormatError, PolyneuronError
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
-# BadParameter < UsageError < ClickException, of whichever click this typer brings.
-UsageFault: type[Exception] = typer.BadParameter.__mro__[2]
-
-app = typer.Typer(
-    help="Runs language models bigger than a board's memory.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-COMMANDS: tuple[Callable[..., Any], ...] = (run, inspect)
-for command in COMMANDS:
-    app.command(context_settings={"help_option_names": ["-h", "--help"]})(command)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
-
-        print(f"polyneuron {version('polyneuron')}")
-        raise typer.Exit
-
-
-@app.callback()
-def _program(
-    version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="print the version"
-    ),
-    debug: bool = typer.Option(False, "--debug", help="show tracebacks"),
-) -> None:
-    """Runs language models bigger than a board's memory."""
-
-
-def _say(message: str) -> None:
-    line = " ".join(message.split())
-    print(f"polyneuron: error: {line}", file=sys.stderr, flush=True)
-
-
-def _usage(error: Any) -> str:
-    """A usage error with the command whose help tells more."""
-    message = error.format_message().rstrip(".")
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context else "polyneuron"
-    return f"{message}; see {path} --help"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -66,20 +14,69 @@ def main(arguments: list[str] | None = None) -> None:
     debug = "--debug" in words
     words = ["--debug", *(w for w in words if w != "--debug")] if debug else words
     try:
-        code = app(words, prog_name="polyneuron", standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
-    except typer.Abort:
-        sys.exit(INTERRUPTED)
-    except UsageFault as error:
-        _say(_usage(error))
-        sys.exit(BAD_INPUT)
+        _open_streams()
+        code = _run(words or ["--help"], debug)
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(FAILED)
-    except (PolyneuronError, OSError) as error:
+        code = INTERRUPTED
+    sys.exit(code)
+
+
+def _run(words: list[str], debug: bool) -> int:
+    # Imported late, so that Ctrl-C while Python reads its modules ends quietly, too.
+    import typer
+
+    from polyneuron.cli.program import UsageFault, app, usage_message
+    from polyneuron.errors import ConfigError, FormatError, PolyneuronError
+
+    try:
+        code = app(words, prog_name="polyneuron", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except typer.Abort:
+        return INTERRUPTED
+    except UsageFault as error:
+        return _fail(usage_message(error, words), BAD_INPUT)
+    except BrokenPipeError:  # who reads has had enough
+        _drop_output()
+        return FAILED
+    except Exception as error:
         if debug:
             raise
-        _say(str(error))
-        sys.exit(BAD_INPUT if isinstance(error, ConfigError | FormatError) else FAILED)
+        if isinstance(error, PolyneuronError):
+            is_bad = isinstance(error, ConfigError | FormatError)
+            return _fail(str(error), BAD_INPUT if is_bad else FAILED)
+        if isinstance(error, OSError):
+            if error.filename is None:  # as of a full disk behind standard output
+                _drop_output()
+                return _fail(str(error.strerror or error), FAILED)
+            return _fail(f"{error.filename}: {error.strerror}", FAILED)
+        # Ray's errors are whole tracebacks; their last line says what happened.
+        line = [type(error).__name__, *str(error).strip().splitlines()[-1:]]
+        return _fail(f"{': '.join(line)}; --debug shows where", FAILED)
+
+
+def _fail(message: str, code: int) -> int:
+    line = " ".join(message.split())
+    print(f"polyneuron: error: {line}", file=sys.stderr, flush=True)
+    return code
+
+
+def _open_streams() -> None:
+    """Give closed standard streams a bottom, so that no file we open takes their numbers."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+    is_closed = sys.stdout is None
+    if is_closed:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if is_closed:
+        cure = "redirect it to a file or to /dev/null"
+        sys.exit(_fail(f"standard output is closed: {cure}", BAD_INPUT))
+
+
+def _drop_output() -> None:
+    """Lead standard output to nowhere: Python would fail once more to write it at exit."""
+    sink = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, 1)
+    os.close(sink)

@@ -29,13 +29,23 @@ def _default(name: str) -> Any:
 
 
 Model = Annotated[str, option("--model", "-m", text="a .gguf file, or the word smollm2")]
-Predict = Annotated[int, option("--predict", "-n", text="tokens to generate; -1: to the end")]
+Predict = Annotated[
+    int, option("--predict", "-n", "--n-predict", text="tokens to generate; -1: to the end")
+]
 CtxSize = Annotated[
-    int, option("--ctx-size", "-c", panel=ENGINE, text="positions; 0: the model's, up to 4096")
+    int,
+    option("--ctx-size", "-c", panel=ENGINE, min=0, text="positions; 0: the model's, up to 4096"),
 ]
 Threads = Annotated[
     int,
-    option("--threads", "-t", "--workers", panel=ENGINE, text="CPU workers; 0: one a usable core"),
+    option(
+        "--threads",
+        "-t",
+        "--workers",
+        panel=ENGINE,
+        min=0,
+        text="CPU workers; 0: one a usable core",
+    ),
 ]
 Deterministic = Annotated[
     bool, option("--deterministic", panel=ENGINE, text="hash every step's logits")

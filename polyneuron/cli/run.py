@@ -13,7 +13,7 @@ import typer
 from polyneuron.cli import options
 from polyneuron.cli.options import DEFAULTS, OUTPUT, option
 from polyneuron.cli.progress import LoadProgress
-from polyneuron.errors import ConfigError
+from polyneuron.errors import ConfigError, DeviceError
 
 if TYPE_CHECKING:
     from polyneuron.completion import Completion
@@ -83,7 +83,7 @@ def run(
     )
     with (
         LoadProgress("reading weights") as progress,
-        Engine(model, config, on_load=progress) as engine,
+        Engine(model, config, on_load=progress, first_prompt=text) as engine,
     ):
         progress.__exit__(None, None, None)
         complete(
@@ -100,11 +100,10 @@ def read_prompt(prompt: str | None, file: str | None) -> str:
         return prompt
     if file == "-":
         return sys.stdin.buffer.read().decode("utf-8", "replace")
-    path = Path(str(file))
     try:
-        return path.read_bytes().decode("utf-8", "replace")
+        return Path(str(file)).read_bytes().decode("utf-8", "replace")
     except OSError as error:
-        raise ConfigError(f"-f {path}: {error.strerror}") from None
+        raise ConfigError(f"-f {file!a}: {error.strerror}") from None
 
 
 def complete(engine: Engine, text: str, output: RunOutput, **request: Any) -> None:
@@ -136,8 +135,13 @@ def complete(engine: Engine, text: str, output: RunOutput, **request: Any) -> No
 
 def write(text: str) -> None:
     """Result text, at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise DeviceError(f"standard output: {error.strerror}") from None
 
 
 def note(line: str) -> None:
@@ -145,14 +149,19 @@ def note(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def tokens_of(count: int) -> str:
+    """A number of tokens, in words."""
+    return f"{count} token" if count == 1 else f"{count} tokens"
+
+
 def summary_line(engine: Engine, completion: Completion) -> str:
     """What was measured, in one line."""
     times, memory = completion.timings, engine.memory()
-    parts = [f"prompt {times.prompt_n} tokens in {times.prompt_ms:.0f} ms"]
+    parts = [f"prompt {tokens_of(times.prompt_n)} in {times.prompt_ms:.0f} ms"]
     if times.predicted_per_second:
         p99 = times.token_ms["p99"]
         parts.append(f"{times.predicted_per_second:.1f} tok/s, p99 {p99:.1f} ms a token")
-    parts.append(f"{times.predicted_n} tokens, ended by {completion.finish_reason}")
+    parts.append(f"{tokens_of(times.predicted_n)}, ended by {completion.finish_reason}")
     parts.append(
         f"memory {memory.total_bytes >> 20} MiB (arena {memory.arena_bytes >> 20}, "
         f"Ray's daemons {memory.ray_bytes >> 20})"
