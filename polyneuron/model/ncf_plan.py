@@ -212,21 +212,11 @@ class _Planner:
         row_stride: int = 0,
     ) -> None:
         layer_id, role = layer_and_role(name)
-        self.tensors.append(
-            NcfTensor(
-                name,
-                layer_id,
-                role,
-                storage,
-                shape[0],
-                shape[1],
-                len(self.sections),
-                offset,
-                num_bytes,
-                row_stride,
-                self.source_types[name],
-            )  # fmt: skip
-        )
+        tensor = NcfTensor(
+            name, layer_id, role, storage, shape[0], shape[1], len(self.sections), offset,
+            num_bytes, row_stride, self.source_types[name],
+        )  # fmt: skip
+        self.tensors.append(tensor)
 
     def _close(self, section: NcfSection) -> None:
         num_extents = -(-section.num_bytes // EXTENT_BYTES)
