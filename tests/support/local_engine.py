@@ -69,8 +69,13 @@ class LocalEngine:
         self._runner = StepRunner(self.arena, self.spec, self.layout)
         self._next_id = 1
         units = [Unit.CPU] * self.config.num_workers + [Unit.NPU] * self.config.num_npu_threads
+        # Attached here, not in the threads: an executor takes part in steps rung after that.
         self._threads = [
-            threading.Thread(target=self._serve, args=(index, unit), daemon=True)
+            threading.Thread(
+                target=self._serve,
+                args=(index, self.arena.attach(index, unit, os.getpid())),
+                daemon=True,
+            )
             for index, unit in enumerate(units)
         ]
         for thread in self._threads:
@@ -83,8 +88,7 @@ class LocalEngine:
         ]
         self.read_report = read_weights(self.header.path, reads, self.arena, lambda _: None)
 
-    def _serve(self, executor: int, unit: Unit) -> None:
-        generation = self.arena.attach(executor, unit, os.getpid())
+    def _serve(self, executor: int, generation: int) -> None:
         while self.arena.serve(executor, generation, SERVE_SLICE_NS) is ServeStatus.SLICE:
             pass
 
