@@ -25,11 +25,22 @@ def format_arena(arena: Arena, layout: ArenaLayout, num_executors: int) -> None:
     """Write header, regions and executor places into a fresh arena."""
     trace = layout.spans["trace"].num_bytes // max(1, num_executors) // 64
     arena.format(layout.at("boards.board"), layout.max_ops, num_executors, trace)
+    _format_stream(arena, layout)
     for index in range(num_executors):
         record = arena.executor(index)
         record.scratch = layout.at(f"scratch.{index}")
         record.scratch_bytes = layout.spans[f"scratch.{index}"].num_bytes
         record.trace = layout.at(f"trace.{index}")
+
+
+def _format_stream(arena: Arena, layout: ArenaLayout) -> None:
+    """Describe the stage buffers; without streamed layers nobody looks at it."""
+    streamed = layout.streamed
+    stream = arena.layer_stream(layout.at("boards.stream"))
+    stream.num_layers, stream.num_buffers = len(streamed), layout.num_buffers
+    if streamed:
+        stream.buffers = layout.at("stage.0")
+        stream.buffer_bytes = layout.spans["stage.0"].num_bytes
 
 
 class LocalArena:

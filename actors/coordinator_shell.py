@@ -15,7 +15,8 @@ from polyneuron.actors.sequence_run import Mailbox, SequenceRun
 from polyneuron.actors.shells import attach_arena
 from polyneuron.actors.step_runner import MAX_RECOVERIES, StepRunner
 from polyneuron.actors.supervisor import Supervisor
-from polyneuron.errors import EngineError
+from polyneuron.errors import DeviceError, EngineError
+from polyneuron.io.section_reader import SectionRead
 from polyneuron.io.weight_reader import ReadReport, WeightRead
 from polyneuron.kernels import isa
 from polyneuron.kernels.arena import monotonic_ns
@@ -41,11 +42,8 @@ class Crew:
 class CoordinatorShell:
     """Requests, phases, steps, sampling of one node."""
 
-    def __init__(self, spec: ModelSpec, layout: ArenaLayout) -> None:
+    def __init__(self) -> None:
         isa.select()
-        self._spec = spec
-        self._layout = layout
-        self._state = CoordinatorState(layout.config, layout.num_kv_blocks)
         self._runs: dict[int, SequenceRun] = {}
         self._ended: dict[int, bytes] = {}
         self._changed = threading.Condition()
@@ -55,20 +53,31 @@ class CoordinatorShell:
         self._watched_ns = 0
 
     @ray.method(concurrency_group="control")
-    def attach(self, refs: list[Any]) -> int:
+    def attach(self, refs: list[Any], spec: ModelSpec, layout: ArenaLayout) -> int:
         """Map the arena and write the step programs into it; returns this process."""
         self._refs = refs  # an object passed to a constructor would tie restarts to it
+        self._layout = layout
+        self._state = CoordinatorState(layout.config, layout.num_kv_blocks)
         self._arena = attach_arena(refs)
-        self._runner = StepRunner(self._arena, self._spec, self._layout)
+        self._runner = StepRunner(self._arena, spec, layout)
         return os.getpid()
 
     @ray.method(concurrency_group="control")
-    def start(self, crew: Crew) -> ReadReport:
-        """Meet the crew, have the executors serve and the fixed region read."""
+    def start(self, crew: Crew, reads: list[WeightRead] | list[SectionRead]) -> ReadReport:
+        """Meet the crew, have the executors serve and everything resident read."""
         self._crew = crew
         self._supervisor = Supervisor(self._arena, tuple(crew.executors))
         self._serve(list(crew.executors))
-        return self._read_fixed()
+        report = self._read_resident(reads)
+        self._start_stream()
+        return report
+
+    def _start_stream(self) -> None:
+        """Have the I/O actor fill the stage buffers, from the first streamed layer on."""
+        if streamed := self._layout.streamed:
+            sections = [place.section for place in streamed]
+            offset = self._layout.at("boards.stream")
+            self._stream_ref = self._crew.io_actor.stream.remote(offset, sections)
 
     def _serve(self, executors: list[int]) -> None:
         """Attach the actors that hold these places and let them serve; bounded."""
@@ -79,19 +88,17 @@ class CoordinatorShell:
             if actor in actors:
                 actor.serve.remote(index)
 
-    def _read_fixed(self) -> ReadReport:
-        names = ray.get(self._crew.cache_actor.admit_fixed.remote())
-        weights = self._layout.weights
-        reads = [
-            WeightRead(w.tensor, w.storage, w.offset, w.num_bytes)
-            for w in (weights[name] for name in names)
-        ]
+    def _read_resident(self, reads: list[WeightRead] | list[SectionRead]) -> ReadReport:
+        cache, resident = self._crew.cache_actor, self._layout.resident
+        section_bytes = {place.section.name: place.section.num_bytes for place in resident}
+        ray.get(cache.plan.remote(sum(section_bytes.values()), section_bytes))
+        names = ray.get(cache.admit_fixed.remote())
         try:
             report: ReadReport = ray.get(self._crew.io_actor.read.remote(reads))
         except Exception:
-            ray.get(self._crew.cache_actor.read_failed.remote(names))
+            ray.get(cache.read_failed.remote(names))
             raise
-        ray.get(self._crew.cache_actor.landed.remote(names))
+        ray.get(cache.landed.remote(names))
         return report
 
     # ---- requests
@@ -136,6 +143,8 @@ class CoordinatorShell:
         with self._changed:
             self._stopping = True
             self._changed.notify()
+        if self._layout.streamed:
+            self._arena.stop_stream(self._layout.at("boards.stream"))
         self._arena.stop()
 
     # ---- the loop
@@ -225,7 +234,9 @@ class CoordinatorShell:
         self._revive(lost)
 
     def _recover(self) -> bool:
-        """Asked while a step takes long: replace lost executors; True when there were any."""
+        """Asked while a step takes long: replace what was lost; True when there was anything."""
+        if self._layout.streamed and self._reader_has_ended():
+            return self._restart_reader()
         lost = self._supervisor.lost()
         if not lost:
             return False
@@ -237,6 +248,27 @@ class CoordinatorShell:
         self._wait_unwound(lost)
         self._revive(lost)
         return True
+
+    def _reader_has_ended(self) -> bool:
+        ended, _ = ray.wait([self._stream_ref], timeout=0)
+        return bool(ended)
+
+    def _restart_reader(self) -> bool:
+        """Begin reading layers anew, after the reader gave up or its process was lost."""
+        error = int(self._runner.stream.error)
+        self._arena.abort()
+        self._wait_unwound([])
+        ray.get(self._attach_io(), timeout=RESTART_TIMEOUT_S)
+        self._runner.restart_stream()
+        self._arena.clear_abort()
+        self._start_stream()
+        if error:
+            raise DeviceError(error, f"reading the model file failed: {os.strerror(error)}")
+        return True
+
+    def _attach_io(self) -> Any:
+        offset = self._layout.at("inputs.bytes_read")
+        return self._crew.io_actor.attach.remote(self._refs, offset)
 
     def _wait_unwound(self, lost: list[int]) -> None:
         end_ns = monotonic_ns() + UNWIND_TIMEOUT_NS

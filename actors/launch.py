@@ -14,9 +14,11 @@ from polyneuron.actors.coordinator_shell import CoordinatorShell, Crew
 from polyneuron.actors.messages import ExecutorStatus, PlaceExecutor
 from polyneuron.actors.shells import CacheShell, CpuWorkerShell, IoShell, NpuExecutorShell
 from polyneuron.actors.supervisor import LOST_STATES, process_state
+from polyneuron.config import EngineConfig
 from polyneuron.errors import EngineError, PolyneuronError
 from polyneuron.io.weight_reader import ReadReport
 from polyneuron.kernels.arena import Arena, Unit
+from polyneuron.model.source import Reads
 from polyneuron.model.spec import ModelSpec
 from polyneuron.planning.layout import ArenaLayout, num_executors
 
@@ -32,15 +34,22 @@ def _actor(shell: type, name: str, loops: int, args: tuple[Any, ...]) -> Any:
     return remote.remote(*args)
 
 
-def _places(layout: ArenaLayout, unit: Unit, cores: list[int]) -> list[bytes]:
+def _places(config: EngineConfig, unit: Unit, cores: list[int]) -> list[bytes]:
     """Executor places of one unit: CPU workers first, then the NPU executor's threads."""
-    config = layout.config
     first = 0 if unit is Unit.CPU else config.num_workers
     count = config.num_workers if unit is Unit.CPU else config.num_npu_threads
     return [
         PlaceExecutor(first + i, unit, cores[i] if i < len(cores) else -1).pack()
         for i in range(count)
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Staff:
+    """The actors before they have an arena: what they take is measured first."""
+
+    coordinator: Any
+    crew: Crew
 
 
 @dataclass(slots=True)
@@ -76,32 +85,38 @@ def put_arena(layout: ArenaLayout) -> tuple[Any, Arena]:
     return ref, arena
 
 
-def launch(path: Path, spec: ModelSpec, layout: ArenaLayout, cores: list[int]) -> Actors:
-    """Create all actors and start the coordinator; weights are not read yet."""
-    ref, arena = put_arena(layout)
-    config = layout.config
+def hire(path: Path, config: EngineConfig, cores: list[int]) -> Staff:
+    """Create all actors and wait until they are there."""
     executors: dict[int, Any] = {}
-    for index, place in enumerate(_places(layout, Unit.CPU, cores)):
+    for index, place in enumerate(_places(config, Unit.CPU, cores)):
         executors[index] = _actor(CpuWorkerShell, f"cpu_worker_{index}", 1, ([place],))
-    npu_places = _places(layout, Unit.NPU, cores)
+    npu_places = _places(config, Unit.NPU, cores)
     npu = _actor(NpuExecutorShell, "npu_executor", len(npu_places), (npu_places,))
     for index in range(len(npu_places)):
         executors[config.num_workers + index] = npu
-    io_actor = _actor(IoShell, "io_actor", 1, (str(path), layout.at("inputs.bytes_read")))
-    weight_bytes = {name: place.num_bytes for name, place in layout.weights.items()}
-    cache_args = (layout.spans["fixed"].num_bytes, weight_bytes)
-    cache_actor = _actor(CacheShell, "cache_actor", 1, cache_args)
-    coordinator = _actor(CoordinatorShell, "coordinator", 1, (spec, layout))
-    watched = {"coordinator": coordinator, "I/O actor": io_actor}
-    attached = [actor.attach.remote([ref]) for actor in watched.values()]
-    pids = dict(zip(watched, _get(attached, CALL_TIMEOUT_S), strict=True))
-    crew = Crew(io_actor, cache_actor, executors)
-    return Actors(ref, arena, coordinator, crew, coordinator.run.remote(), pids)
+    io_actor = _actor(IoShell, "io_actor", 1, (str(path),))
+    cache_actor = _actor(CacheShell, "cache_actor", 1, ())
+    coordinator = _actor(CoordinatorShell, "coordinator", 1, ())
+    everybody = {*executors.values(), npu, io_actor, cache_actor, coordinator}
+    _get([actor.__ray_ready__.remote() for actor in everybody], CALL_TIMEOUT_S)
+    return Staff(coordinator, Crew(io_actor, cache_actor, executors))
 
 
-def load(actors: Actors) -> Any:
+def launch(staff: Staff, spec: ModelSpec, layout: ArenaLayout) -> Actors:
+    """Give the actors their arena and start the coordinator; weights are not read yet."""
+    ref, arena = put_arena(layout)
+    coordinator, io_actor = staff.coordinator, staff.crew.io_actor
+    attached = [
+        coordinator.attach.remote([ref], spec, layout),
+        io_actor.attach.remote([ref], layout.at("inputs.bytes_read")),
+    ]
+    pids = dict(zip(("coordinator", "I/O actor"), _get(attached, CALL_TIMEOUT_S), strict=True))
+    return Actors(ref, arena, coordinator, staff.crew, coordinator.run.remote(), pids)
+
+
+def load(actors: Actors, reads: Reads) -> Any:
     """Order the weights to be read; the ref gives a `ReadReport`."""
-    return actors.coordinator.start.remote(actors.crew)
+    return actors.coordinator.start.remote(actors.crew, reads)
 
 
 def take_report(ref: Any, timeout_s: float) -> ReadReport | None:

@@ -11,6 +11,9 @@ import ray
 
 from polyneuron.actors.cache_actor import CacheState
 from polyneuron.actors.messages import ExecutorStatus, PlaceExecutor
+from polyneuron.io.layer_reader import LayerReader
+from polyneuron.io.ncf_format import NcfSection
+from polyneuron.io.section_reader import SectionRead, read_sections
 from polyneuron.io.weight_reader import ReadReport, WeightRead, read_weights
 from polyneuron.kernels import isa
 from polyneuron.kernels.arena import Arena, ServeStatus, Unit
@@ -82,33 +85,44 @@ class NpuExecutorShell(ExecutorShell):
 class IoShell:
     """The only reader of the model file."""
 
-    def __init__(self, path: str, bytes_read: int) -> None:
+    def __init__(self, path: str) -> None:
         isa.select()
         self._path = Path(path)
-        self._bytes_read = bytes_read
 
     @ray.method(concurrency_group="control")
-    def attach(self, refs: list[Any]) -> int:
-        """Map the arena; returns this process."""
+    def attach(self, refs: list[Any], bytes_read: int) -> int:
+        """Map the arena; `bytes_read` is where the count of bytes goes. Returns this process."""
         self._arena = attach_arena(refs)
+        self._bytes_read = bytes_read
         return os.getpid()
 
     @ray.method(concurrency_group="control")
-    def read(self, reads: list[WeightRead]) -> ReadReport:
+    def read(self, reads: list[WeightRead] | list[SectionRead]) -> ReadReport:
         """Bring weights to their places; the count of bytes read grows in the arena."""
         counter = self._arena.view(self._bytes_read, (1,), np.uint64)
 
         def progress(num_bytes: int) -> None:
             counter[0] = num_bytes
 
-        return read_weights(self._path, reads, self._arena, progress)
+        sections = [read for read in reads if isinstance(read, SectionRead)]
+        if sections:
+            return read_sections(self._path, sections, self._arena, progress)
+        weights = [read for read in reads if isinstance(read, WeightRead)]
+        return read_weights(self._path, weights, self._arena, progress)
+
+    @ray.method(concurrency_group="loop")
+    def stream(self, offset: int, sections: list[NcfSection]) -> None:
+        """Keep the stage buffers filled until the stream stops or a read fails for good."""
+        LayerReader(self._path, self._arena, offset, sections).run()
 
 
 class CacheShell:
-    """Residency of the weights."""
+    """Residency of the model's sections."""
 
-    def __init__(self, region_bytes: int, weight_bytes: dict[str, int]) -> None:
-        self._state = CacheState(region_bytes, weight_bytes)
+    @ray.method(concurrency_group="control")
+    def plan(self, region_bytes: int, section_bytes: dict[str, int]) -> None:
+        """Take charge of these sections."""
+        self._state = CacheState(region_bytes, section_bytes)
 
     @ray.method(concurrency_group="control")
     def admit_fixed(self) -> list[str]:

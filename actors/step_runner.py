@@ -6,6 +6,7 @@ No Ray here: the coordinator's shell uses it over Ray's arena, tests over a loca
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,8 +65,21 @@ class StepRunner:
         step.spin_limit = SPIN_LIMIT
         step.max_tokens = config.max_tokens
         step.table_stride = self._table_stride
+        self._stream = self._layout.at("boards.stream") if self._layout.streamed else 0
+        step.stream, step.stream_base = self._stream, 0
         for name in ("token_ids", "positions", "block_tables", "tables", "logit_rows"):
             setattr(step, name, self._layout.at(f"inputs.{name}"))
+
+    @property
+    def stream(self) -> Any:
+        """`struct layer_stream`, live, or None when every layer is resident."""
+        return self._arena.layer_stream(self._stream) if self._stream else None
+
+    def restart_stream(self) -> None:
+        """After a failed read: begin with the first streamed layer. No reader may run."""
+        stream = self.stream
+        stream.landed = stream.consumed = stream.error = 0
+        self._arena.step.stream_base = 0
 
     def place_sequence(self, sequence: Sequence) -> None:
         """Write an admitted sequence's block table."""
@@ -102,6 +116,9 @@ class StepRunner:
             while (status := self._arena.wait_step(seq, WAIT_SLICE_NS)) is StepStatus.TIMEOUT:
                 if recover():
                     break
+            if self._stream:
+                # After a recovery too: the executors have left, the pass begins anew.
+                self._arena.step.stream_base = self._arena.end_pass(self._stream)
             if status is StepStatus.DONE:
                 rows = self._logits[: len(plan.logit_rows), : self._spec.vocab_size]
                 return rows, monotonic_ns() - start_ns

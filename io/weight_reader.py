@@ -31,6 +31,11 @@ class WeightRead:
     offset: int
     num_bytes: int
 
+    @property
+    def file_bytes(self) -> int:
+        """Bytes to be read from the file."""
+        return self.tensor.num_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:

@@ -47,6 +47,7 @@ class OpFlag(IntEnum):
     LOGIT_ROWS = 2
     WRITE_ACTS = 4
     WRITE_F32 = 8
+    STREAM_LAST = 16
 
 
 class StepFlag(IntEnum):
@@ -183,6 +184,32 @@ class Arena:
     def serve(self, executor: int, generation: int, slice_ns: int) -> ServeStatus:
         """Run steps until told to leave or `slice_ns` are over (blocks, without the GIL)."""
         return ServeStatus(lib.executor_serve(self.base, executor, generation, slice_ns))
+
+    # ---- streamed layers
+
+    def layer_stream(self, offset: int) -> Any:
+        """`struct layer_stream`, live."""
+        return lib.layer_stream_at(self.base, offset)
+
+    def wait_free_buffer(self, offset: int, load: int, timeout_ns: int) -> bool:
+        """Wait until load number `load` has a free buffer; False when the time is over."""
+        return bool(lib.layer_stream_wait_free(self.base, offset, load, timeout_ns))
+
+    def land_layer(self, offset: int) -> None:
+        """The next load is in its buffer."""
+        lib.layer_stream_land(self.base, offset)
+
+    def end_pass(self, offset: int) -> int:
+        """Skip what an aborted step left; returns the next step's stream base."""
+        return int(lib.layer_stream_end_pass(self.base, offset))
+
+    def stop_stream(self, offset: int) -> None:
+        """Make the layer reader leave."""
+        lib.layer_stream_stop(self.base, offset)
+
+    def fail_stream(self, offset: int, error: int) -> None:
+        """A load failed for good with this errno."""
+        lib.layer_stream_fail(self.base, offset, error)
 
     # ---- single words
 

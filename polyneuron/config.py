@@ -38,6 +38,10 @@ class EngineConfig:
     """Requests accepted at once, running and waiting; one more is refused."""
     max_logit_rows: int = 8
     """Rows of logits a step may give; `perplexity` asks for more."""
+    memory_bytes: int = 0
+    """All the product may take, Ray included; 0: what machine and cgroup leave."""
+    ffn_resident: float | None = None
+    """At most this share of the feed-forward layers in memory, 0 to 1; None: all that fit."""
     trace: bool = False
     """Keep trace records of every op."""
     deterministic: bool = False

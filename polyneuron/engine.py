@@ -23,16 +23,18 @@ from polyneuron.completion import Completion
 from polyneuron.config import DEFAULT_NUM_CTX, EngineConfig, usable_cores
 from polyneuron.errors import ConfigError, ContextError, EngineError
 from polyneuron.generation import Generation, OpenRequest, make_stops
-from polyneuron.io.gguf_file import GgufHeader, check_supported, read_header
+from polyneuron.host_memory import HostMemory
 from polyneuron.io.weight_reader import ReadReport
 from polyneuron.kernels.arena import MAX_EXECUTORS
-from polyneuron.model.architecture import describe
 from polyneuron.model.chat_template import ChatTemplate
 from polyneuron.model.locate import locate_model
 from polyneuron.model.sampling import SamplingParams
+from polyneuron.model.source import ModelSource, open_source
 from polyneuron.model.spec import ModelSpec
 from polyneuron.model.tokenizer import Tokenizer
-from polyneuron.planning.layout import ArenaLayout, plan_layout
+from polyneuron.mode import IoReport, Mode
+from polyneuron.planning.budget import Budget, fit, private_estimate
+from polyneuron.planning.layout import ArenaLayout
 
 if TYPE_CHECKING:
     from polyneuron.actors.launch import Actors
@@ -96,17 +98,17 @@ class Engine:
         **settings: Any,
     ) -> None:
         started = time.monotonic()
-        self.header: GgufHeader = read_header(locate_model(model))
-        check_supported(self.header)
-        self.spec = describe(self.header)
-        self.tokenizer = Tokenizer.from_metadata(self.header.metadata, self.header.path.name)
+        self.source: ModelSource = open_source(locate_model(model))
+        self.spec = self.source.spec
+        name = self.source.path.name
+        self.tokenizer = Tokenizer.from_metadata(self.source.metadata, name)
         base = config or EngineConfig()
         try:
             base = replace(base, **settings)
         except TypeError as error:
             raise ConfigError(f"Engine: {error}") from None
         self.config = resolve_config(base, self.spec)
-        self.layout: ArenaLayout = plan_layout(self.header, self.spec, self.config)
+        self.budget = self._plan(private_estimate(self.config))
         if first_prompt is not None:  # what does not fit is refused before weights are read
             self.encode_prompt(first_prompt)
         self._lock = threading.Lock()
@@ -120,6 +122,16 @@ class Engine:
             self._cleanup = cleanup.pop_all()
         self.load_ms = (time.monotonic() - started) * 1e3
 
+    def _plan(self, private_bytes: int) -> Budget:
+        """Fit the model into what the user allows, or the machine leaves."""
+        limit = self.config.memory_bytes or HostMemory().available().num_bytes
+        return fit(self.source, self.config, limit, private_bytes)
+
+    @property
+    def layout(self) -> ArenaLayout:
+        """Where everything lies in the arena."""
+        return self.budget.layout
+
     def _start(self, cleanup: contextlib.ExitStack, on_load: LoadProgress | None) -> None:
         # Imported late: importing Ray takes half a second and reads the environment.
         from polyneuron.actors.arena import object_bytes
@@ -130,7 +142,10 @@ class Engine:
 
         self._launch = launch
         cleanup.callback(self._forget_actors)  # the arena stays mapped as long as they are held
-        self._actors = launch.launch(self.header.path, self.spec, self.layout, usable_cores())
+        staff = launch.hire(self.source.path, self.config, usable_cores())
+        measured = sum(process.pss_bytes for process in self.cluster.memory_report())
+        self.budget = self._plan(max(measured, private_estimate(self.config)))
+        self._actors = launch.launch(staff, self.spec, self.layout)
         cleanup.callback(self._actors.stop)
         self.read_report = self._load(on_load)
 
@@ -150,9 +165,10 @@ class Engine:
             raise EngineError("this engine is closed: open another one")
 
     def _load(self, on_load: LoadProgress | None) -> ReadReport:
-        total = sum(place.tensor.num_bytes for place in self.layout.weights.values())
+        reads = self.source.reads(self.layout)
+        total = sum(read.file_bytes for read in reads)
         counter = self.actors.arena.view(self.layout.at("inputs.bytes_read"), (1,), "u8")
-        ref = self._launch.load(self.actors)
+        ref = self._launch.load(self.actors, reads)
         while (report := self._launch.take_report(ref, LOAD_SLICE_S)) is None:
             self._launch.check_processes(self.actors)
             if on_load:
@@ -258,7 +274,7 @@ class Engine:
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation, ready for the model's answer."""
-        template = ChatTemplate.from_metadata(self.header.metadata, self.header.path.name)
+        template = ChatTemplate.from_metadata(self.source.metadata, self.source.path.name)
         return template.encode_chat(self.tokenizer, messages)
 
     def score(self, tokens: Iterable[int], first: int) -> list[float]:
@@ -311,42 +327,21 @@ class Engine:
 
     # ---- reports
 
-    def mode_line(self) -> str:
-        """How this engine runs, in one line, before the first token."""
-        mib = sum(place.num_bytes for place in self.layout.weights.values()) / 2**20
-        npu, workers = self.config.num_npu_threads, self.config.num_workers
-        parts = [
-            "dense",
-            f"in memory {mib:.0f} MiB of weights",
-            f"npu=native({npu}t, modelled, prefill)" if npu else "npu=none",
-            f"cpu {workers} {'worker' if workers == 1 else 'workers'}, {self.isa}",
-            f"context {self.config.num_ctx}",
-        ]
-        if lossy := self.read_report.lossy:
-            worst = max(lossy, key=lambda name: lossy[name].relative_rms)
-            parts.append(
-                f"{len(lossy)} tensors requantised, off by up to "
-                f"{lossy[worst].relative_rms:.2%} rms ({worst})"
-            )
-        if not self.read_report.is_direct:
-            parts.append("buffered reads (no O_DIRECT here)")
-        return "mode: " + " · ".join(parts)
+    def mode(self) -> Mode:
+        """How this engine runs: `line()` before the first token, `as_dict()` as data."""
+        return Mode(self.source, self.config, self.budget, self.read_report, self.isa)
 
-    def mode(self) -> dict[str, Any]:
-        """The same as data."""
-        return {
-            "mode": "dense",
-            "workers": self.config.num_workers,
-            "npu": {"backend": "native", "threads": self.config.num_npu_threads, "modelled": True},
-            "isa": self.isa,
-            "num_ctx": self.config.num_ctx,
-            "direct_io": self.read_report.is_direct,
-            "requantised": {
-                name: {"max_abs": error.max_abs, "relative_rms": error.relative_rms}
-                for name, error in self.read_report.lossy.items()
-            },
-            "weight_bytes": sum(place.num_bytes for place in self.layout.weights.values()),
-        }
+    def io(self) -> IoReport:
+        """What was read for the tokens so far."""
+        if not self.layout.streamed:
+            return IoReport(None, None, None)
+        stream = self.actors.arena.layer_stream(self.layout.at("boards.stream"))
+        passes = int(stream.landed) / int(stream.num_layers)
+        if not passes:
+            return IoReport(None, None, None)
+        return IoReport(
+            int(stream.bytes_read) / passes, int(stream.reads) / passes, int(stream.stall_ns)
+        )
 
     @property
     def isa(self) -> str:

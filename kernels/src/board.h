@@ -25,6 +25,7 @@ struct op_state { /* each word: step_seq << 32 | count */
 };
 _Static_assert(sizeof(struct op_state) == CACHE_LINE, "ops must not share a cache line");
 _Static_assert(sizeof(struct step_op) == 192, "layout shared with Python");
+_Static_assert(sizeof(struct layer_stream) == 3 * CACHE_LINE, "counters on lines of their own");
 _Static_assert(sizeof(struct executor_record) == 128, "layout shared with Python");
 _Static_assert(sizeof(struct trace_record) == 64, "layout shared with Python");
 _Static_assert(sizeof(struct arena_header) <= ARENA_HEADER_BYTES, "header fits its page");
@@ -72,6 +73,16 @@ static inline void spin_pause(void) {
     __asm__ volatile("yield");
 #endif
 }
+
+/* layer_stream.c */
+/* Whether the streamed layer of this op has landed. */
+int layer_has_landed(const struct layer_stream *stream, const struct step_op *op,
+                     uint32_t stream_base);
+/* Point a streamed op's weights at the buffer its layer is in. */
+void relocate_op(struct step_op *op, const struct layer_stream *stream, uint32_t stream_base);
+/* Free the buffer of the layer whose last op is complete. */
+void layer_stream_release(struct layer_stream *stream, const struct step_op *op,
+                          uint32_t stream_base);
 
 /* program.c: the units of one op, and the work of units [first, last) by one executor */
 uint32_t op_num_units(const struct step_op *op, const struct step_params *step);

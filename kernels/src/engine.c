@@ -201,6 +201,9 @@ static void advance(struct walker *w, const struct step_op *ops) {
         if (__atomic_compare_exchange_n(&board->progress, &word, progress_word(w->seq, index + 1),
                                         0, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE)) {
             moved = 1;
+            if (ops[index].flags & OPF_STREAM_LAST)
+                layer_stream_release(at(w->base, w->step.stream), &ops[index],
+                                     w->step.stream_base);
             if (index + 1 == w->step.program_ops)
                 word_store_wake(&board->finished, w->seq);
         }
@@ -229,6 +232,25 @@ static int wait_for_ops(struct walker *w, uint32_t after) {
     }
 }
 
+/* Wait until a streamed op's layer is in its buffer: 0, or -1 when the step is over. */
+static int wait_for_layer(struct walker *w, const struct step_op *op) {
+    struct layer_stream *stream = at(w->base, w->step.stream);
+    if (layer_has_landed(stream, op, w->step.stream_base))
+        return 0;
+    uint64_t start_ns = monotonic_ns();
+    for (;;) {
+        uint32_t landed = __atomic_load_n(&stream->landed, __ATOMIC_ACQUIRE);
+        if (layer_has_landed(stream, op, w->step.stream_base))
+            break;
+        if (must_leave(w) || __atomic_load_n(&stream->error, __ATOMIC_ACQUIRE) != 0)
+            return -1;
+        __atomic_fetch_add(&w->record->heartbeat, 1, __ATOMIC_RELAXED);
+        futex_wait(&stream->landed, landed, WAIT_SLICE_NS);
+    }
+    __atomic_fetch_add(&stream->stall_ns, monotonic_ns() - start_ns, __ATOMIC_RELAXED);
+    return 0;
+}
+
 /* Small ops by single units; big ones in about eight claims an executor. */
 static uint32_t claim_chunk(const struct walker *w, const struct step_op *op, uint32_t num_units) {
     uint32_t parties = w->step.num_parties[op->unit];
@@ -253,11 +275,17 @@ static void trace_op(struct walker *w, uint32_t index, const struct step_op *op,
 
 /* Take part in one op: 0, or -1 when the step is over for this executor. */
 static int walk_op(struct walker *w, const struct step_op *ops, uint32_t index) {
-    const struct step_op *op = &ops[index];
+    struct step_op local = ops[index];
+    const struct step_op *op = &local;
     int trace = (w->step.flags & STEP_TRACE) != 0;
     uint64_t before_ns = trace ? monotonic_ns() : 0;
     if (wait_for_ops(w, op->after) != 0)
         return -1;
+    if (op->stream_index) {
+        if (wait_for_layer(w, op) != 0)
+            return -1;
+        relocate_op(&local, at(w->base, w->step.stream), w->step.stream_base);
+    }
     uint64_t start_ns = trace ? monotonic_ns() : 0;
     struct op_state *state = &w->board->ops[index];
     uint32_t num_units = op_num_units(op, &w->step);

@@ -20,7 +20,8 @@ enum op_flag {
     OPF_RESIDUAL = 1,     /* matmul adds to out instead of writing it */
     OPF_LOGIT_ROWS = 2,   /* rows are the step's logit rows, not its tokens */
     OPF_WRITE_ACTS = 4,   /* norm, attention, feed forward: write int8 activations to out_acts */
-    OPF_WRITE_F32 = 8     /* norm, feed forward: write floats to out */
+    OPF_WRITE_F32 = 8,    /* norm, feed forward: write floats to out */
+    OPF_STREAM_LAST = 16  /* the last op that reads its streamed layer: completing it frees the buffer */
 };
 
 enum step_flag { STEP_TRACE = 1, STEP_DRY = 2 /* claims and waits only, no kernel */ };
@@ -61,7 +62,9 @@ struct step_op {
     uint32_t heads_per_unit;
     float eps;
     float scale;
-    uint32_t reserved[6];
+    uint32_t stream_index;    /* 0: weights are resident; j: they are those of the j-th streamed
+                                 layer, and the offsets above are those in the first buffer */
+    uint32_t reserved[5];
 };
 
 /* One executor's place in the arena, 128 bytes. */
@@ -129,6 +132,29 @@ struct step_params {
     uint64_t tables;          /* int32 [sequences][table_stride] KV block ids */
     uint64_t table_stride;
     uint64_t logit_rows;      /* int32 [max_logit_rows]: token index within the step */
+    uint64_t stream;          /* struct layer_stream, 0 when every layer is resident */
+    uint32_t stream_base;     /* loads consumed by the steps before this one */
+    uint32_t reserved;
+};
+
+/* Layers that do not fit pass through a ring of buffers, in the order a forward pass needs them, over
+ * and over: load s is that of streamed layer s mod num_layers and goes to buffer s mod num_buffers.
+ * The reader runs ahead as far as buffers are free, across the end of a step too. Counters wrap. */
+struct layer_stream {
+    uint32_t landed;          /* loads whose bytes are in place; executors wait on it */
+    uint32_t pad0[15];
+    uint32_t consumed;        /* loads whose buffers are free again; the reader waits on it */
+    uint32_t pad1[15];
+    uint32_t error;           /* errno of a load that failed for good, 0 */
+    uint32_t num_layers;
+    uint32_t num_buffers;
+    uint32_t stop;            /* the reader leaves */
+    uint64_t buffers;         /* offset of the first one */
+    uint64_t buffer_bytes;
+    uint64_t stall_ns;        /* executors' time waiting for loads, summed */
+    uint64_t bytes_read;
+    uint64_t reads;
+    uint64_t pad2[1];
 };
 
 /* Bytes of the step board for programs of up to max_ops ops. */
@@ -162,6 +188,19 @@ uint32_t executor_attach(void *base, uint32_t executor, uint32_t unit, int32_t p
 /* Serve steps until the arena stops, the place is taken over (stale), or slice_ns pass with no
  * step rung: enum serve_status. Blocks; the caller releases the GIL. */
 int executor_serve(void *base, uint32_t executor, uint32_t generation, int64_t slice_ns);
+
+struct layer_stream *layer_stream_at(void *base, uint64_t offset);
+/* Count a load as landed and wake who waits for it. */
+void layer_stream_land(void *base, uint64_t offset);
+/* Wait until the load of number `load` has a free buffer; 1, or 0 when the time is over or the
+ * stream stops. */
+int layer_stream_wait_free(void *base, uint64_t offset, uint32_t load, int64_t timeout_ns);
+/* End the pass an aborted step was in: the next step begins with the first streamed layer. No
+ * executor may be inside a step. Returns the new stream_base. */
+uint32_t layer_stream_end_pass(void *base, uint64_t offset);
+/* Stop the reader, or report a load that failed for good; wakes everybody who waits. */
+void layer_stream_stop(void *base, uint64_t offset);
+void layer_stream_fail(void *base, uint64_t offset, uint32_t error);
 
 /* A futex word anywhere in shared memory. Wait while *word == expected, at most timeout_ns; returns
  * the value read last. */

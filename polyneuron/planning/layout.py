@@ -1,6 +1,6 @@
 """Where everything lies in the arena: computed from model and configuration, touching nothing.
 
-Regions follow DESIGN §3. `hot`, `cold` and `stage` are empty as long as every weight is in `fixed`.
+Regions follow DESIGN §3: `hot` has the resident layers, `stage` the buffers of the others.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from polyneuron.config import EngineConfig
-from polyneuron.io.gguf_file import GgufHeader, GgufTensor
-from polyneuron.io.pack import storage_type
+from polyneuron.errors import UnsupportedError
+from polyneuron.io.ncf_format import Layout, NcfManifest, NcfSection
 from polyneuron.kernels.arena import HEADER_BYTES, PAGE_BYTES, board_bytes
-from polyneuron.kernels.quant import StorageType, tile_bytes
-from polyneuron.model.spec import ModelSpec, tensor_shapes
+from polyneuron.kernels.quant import StorageType
+from polyneuron.model.spec import ModelSpec
 
 LINE_BYTES = 64
 TILE_ROWS = 32
@@ -25,6 +25,9 @@ MAILBOX_HEAD_BYTES = 64
 TRACE_RECORD_BYTES = 64
 STEP_OP_BYTES = 192
 TRACE_RECORDS = 1 << 14
+LAYER_STREAM_BYTES = 192
+NUM_BUFFERS = 3
+"""Stage buffers: one computed, one landed or landing, one landing."""
 REGIONS = (
     "boards", "inputs", "activations", "mailbox", "kv", "fixed", "hot", "cold", "stage",
     "scratch", "trace",
@@ -45,12 +48,14 @@ def act_bytes(cols: int) -> int:
 class WeightPlace:
     """One weight in the arena: tiles of a matrix (rows, cols), or a float vector (storage None)."""
 
-    tensor: GgufTensor
     storage: StorageType | None
     rows: int
     cols: int
     offset: int
+    """Of a streamed weight: its place in the first buffer."""
     num_bytes: int
+    stream_index: int = 0
+    """0: resident; j: part of the j-th streamed layer."""
 
     @property
     def end(self) -> int:
@@ -61,6 +66,16 @@ class WeightPlace:
     def takes_acts(self) -> bool:
         """Whether its kernel reads int8 activations (else floats)."""
         return self.storage not in (StorageType.F16, StorageType.F32)
+
+
+@dataclass(frozen=True, slots=True)
+class SectionPlace:
+    """One section of the model in the arena: the fixed weights, or a layer's feed-forward block."""
+
+    section: NcfSection
+    offset: int
+    """Of a streamed layer: the first buffer."""
+    stream_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +96,8 @@ class ArenaLayout:
     strides: Mapping[str, int]
     weights: Mapping[str, WeightPlace]
     """By GGUF tensor name."""
+    sections: tuple[SectionPlace, ...]
+    """In the model's order."""
     num_kv_blocks: int
     kv_layer_bytes: int
     max_ops: int
@@ -89,6 +106,21 @@ class ArenaLayout:
     def at(self, name: str) -> int:
         """Offset of a named run."""
         return self.spans[name].offset
+
+    @property
+    def resident(self) -> list[SectionPlace]:
+        """Sections that stay in the arena."""
+        return [place for place in self.sections if not place.stream_index]
+
+    @property
+    def streamed(self) -> list[SectionPlace]:
+        """Layers that pass through the stage buffers, in the order they are needed."""
+        return [place for place in self.sections if place.stream_index]
+
+    @property
+    def num_buffers(self) -> int:
+        """Stage buffers."""
+        return sum(name.startswith("stage.") for name in self.spans)
 
 
 @dataclass(slots=True)
@@ -165,36 +197,71 @@ def _scratch_parts(spec: ModelSpec, config: EngineConfig) -> list[tuple[str, int
     return [(str(i), num_bytes) for i in range(num_executors(config))]
 
 
-def place_weights(
-    header: GgufHeader, names: Iterable[str], start: int
-) -> tuple[dict[str, WeightPlace], int]:
-    """Lay tensors out one after another from `start`; returns the places and the end."""
-    places: dict[str, WeightPlace] = {}
-    offset = start
-    for name in names:
-        if name in places:
-            continue
-        tensor = header.tensor(name)
-        offset = round_up(offset, LINE_BYTES)
-        if len(tensor.shape) == 1:
-            storage, num_bytes = None, 4 * round_up(tensor.num_cols, TILE_ROWS)
+def streamed_layers(num_layers: int, num_resident: int) -> list[int]:
+    """Which layers are streamed: spread evenly, so that reads and computing overlap evenly."""
+    num_streamed = num_layers - num_resident
+    return [
+        layer
+        for layer in range(num_layers)
+        if (layer + 1) * num_streamed // num_layers > layer * num_streamed // num_layers
+    ]
+
+
+def _place_sections(
+    allocator: _Allocator, manifest: NcfManifest, num_resident: int
+) -> tuple[SectionPlace, ...]:
+    """Give every section its place: fixed, hot (resident layers), stage (the others)."""
+    fixed, layers = manifest.sections[0], manifest.sections[1:]
+    streamed = streamed_layers(len(layers), num_resident)
+    hot = [(str(i), s.num_bytes) for i, s in enumerate(layers) if i not in streamed]
+    allocator.region("hot", hot)
+    allocator.region("cold", [])
+    largest = max((layers[i].num_bytes for i in streamed), default=0)
+    buffers = min(NUM_BUFFERS, len(streamed) + 1) if streamed else 0
+    allocator.region("stage", [(str(i), largest) for i in range(buffers)])
+    places = [SectionPlace(fixed, allocator.spans["fixed.section"].offset)]
+    for layer, section in enumerate(layers):
+        if layer in streamed:
+            offset, index = allocator.spans["stage.0"].offset, streamed.index(layer) + 1
+            places.append(SectionPlace(section, offset, index))
         else:
-            storage = storage_type(tensor)
-            tiles = round_up(tensor.num_rows, TILE_ROWS) // TILE_ROWS
-            num_bytes = tiles * tile_bytes(storage, tensor.num_cols)
-        places[name] = WeightPlace(
-            tensor, storage, tensor.num_rows, tensor.num_cols, offset, num_bytes
+            places.append(SectionPlace(section, allocator.spans[f"hot.{layer}"].offset))
+    return tuple(places)
+
+
+def _place_weights(
+    manifest: NcfManifest, sections: tuple[SectionPlace, ...]
+) -> dict[str, WeightPlace]:
+    places = {}
+    for tensor in manifest.tensors:
+        section = sections[tensor.section_index]
+        offset = section.offset + tensor.offset
+        places[tensor.name] = WeightPlace(
+            tensor.storage, tensor.rows, tensor.cols, offset, tensor.num_bytes,
+            section.stream_index,
+        )  # fmt: skip
+    return places
+
+
+def plan_layout(
+    manifest: NcfManifest, spec: ModelSpec, config: EngineConfig, num_resident: int | None = None
+) -> ArenaLayout:
+    """Lay out an arena with `num_resident` layers' feed-forward weights (None: all) in it.
+
+    Nothing is allocated. Raises UnsupportedError for a file in bundles.
+    """
+    if manifest.layout is not Layout.TILES:
+        raise UnsupportedError(
+            "the feed-forward weights are stored as bundles, which only sparse modes read; "
+            "convert the model with --layout tiles"
         )
-        offset += num_bytes
-    return places, offset
-
-
-def plan_layout(header: GgufHeader, spec: ModelSpec, config: EngineConfig) -> ArenaLayout:
-    """Lay out an arena that holds the whole model; nothing is allocated."""
+    if num_resident is None:
+        num_resident = spec.num_layers
     allocator = _Allocator()
     max_ops = spec.num_layers * MAX_OPS_PER_LAYER + MAX_OPS_OUTSIDE
     programs = [(f"program.{p}", max_ops * STEP_OP_BYTES) for p in ("prefill", "decode")]
-    allocator.region("boards", [("board", board_bytes(max_ops)), *programs])
+    boards = [("board", board_bytes(max_ops)), *programs, ("stream", LAYER_STREAM_BYTES)]
+    allocator.region("boards", boards)
     allocator.region("inputs", _input_parts(config))
     strides = _activation_strides(spec)
     allocator.region("activations", _activation_parts(strides, config))
@@ -203,17 +270,14 @@ def plan_layout(header: GgufHeader, spec: ModelSpec, config: EngineConfig) -> Ar
     num_blocks = config.max_sequences * -(-config.num_ctx // KV_BLOCK_TOKENS)
     layer_bytes = num_blocks * spec.num_kv_heads * kv_block_bytes(spec)
     allocator.region("kv", [("blocks", spec.num_layers * layer_bytes)])
-    start = allocator.offset
-    allocator.take("fixed.rope", 4 * config.num_ctx * spec.rope.rotary_dim)
-    weights, allocator.offset = place_weights(header, tensor_shapes(spec), allocator.offset)
-    allocator.offset = round_up(allocator.offset, PAGE_BYTES)
-    allocator.spans["fixed"] = Span(start, allocator.offset - start)
-    for name in ("hot", "cold", "stage"):
-        allocator.region(name, [])
+    rope_bytes = 4 * config.num_ctx * spec.rope.rotary_dim
+    fixed_bytes = manifest.sections[0].num_bytes
+    allocator.region("fixed", [("section", fixed_bytes), ("rope", rope_bytes)])
+    sections = _place_sections(allocator, manifest, num_resident)
     allocator.region("scratch", _scratch_parts(spec, config))
     records = TRACE_RECORD_BYTES * TRACE_RECORDS if config.trace else 0
     allocator.region("trace", [(str(i), records) for i in range(num_executors(config))])
     return ArenaLayout(
-        config, allocator.spans, strides, weights, num_blocks, layer_bytes, max_ops,
-        allocator.offset,
+        config, allocator.spans, strides, _place_weights(manifest, sections), sections,
+        num_blocks, layer_bytes, max_ops, allocator.offset,
     )  # fmt: skip

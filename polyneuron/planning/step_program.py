@@ -51,6 +51,7 @@ class StepOp:
     rotary_dim: int = 0
     rope_layout: int = 0
     heads_per_unit: int = 0
+    stream_index: int = 0
     eps: float = 0.0
     scale: float = 0.0
 
@@ -127,7 +128,7 @@ class _Compiler:
         self.add(
             kind=OpKind.MATMUL, layer=layer, unit=self.dense_unit, weight=place.offset,
             weight_type=int(place.storage or 0), cols=place.cols,
-            **{"rows": place.rows} | self.source(source, place) | values,
+            stream_index=place.stream_index, **{"rows": place.rows} | self.source(source, place) | values,
         )  # fmt: skip
 
     # ---- one layer
@@ -185,8 +186,9 @@ class _Compiler:
         self.residual(layer, output, "attended", f"{prefix}attn_output.bias")
 
     def residual(self, layer: int, place: WeightPlace, source: str, bias: str) -> None:
+        last = OpFlag.STREAM_LAST if place.stream_index else 0
         self.matmul(
-            layer, place, source, bias=self.vector(bias), flags=OpFlag.RESIDUAL,
+            layer, place, source, bias=self.vector(bias), flags=OpFlag.RESIDUAL | last,
             **self.buffer("stream"),
         )  # fmt: skip
 
@@ -209,7 +211,7 @@ class _Compiler:
         self.add(
             kind=OpKind.FEED_FORWARD, layer=layer, unit=self.dense_unit, rows=up.rows, cols=up.cols,
             weight=gate.offset if gate else 0, weight_type=int(gate.storage or 0) if gate else 0,
-            up_weight=up.offset, up_type=int(up.storage or 0),
+            up_weight=up.offset, up_type=int(up.storage or 0), stream_index=up.stream_index,
             bias=self.vector(f"{prefix}ffn_gate.bias"), up_bias=self.vector(f"{prefix}ffn_up.bias"),
             activation=int(self.spec.feed_forward), **self.source("normed", up),
             **self.outputs("hidden", [down]),

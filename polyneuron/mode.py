@@ -1,0 +1,91 @@
+"""How an engine runs and what it reads: the mode line, and the same as data (INTERFACE)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from polyneuron.config import EngineConfig
+from polyneuron.io.weight_reader import ReadReport
+from polyneuron.model.source import ModelSource
+from polyneuron.planning.budget import Budget
+from polyneuron.sizes import show_size
+
+
+@dataclass(frozen=True, slots=True)
+class IoReport:
+    """Streaming so far; None where nothing was streamed."""
+
+    bytes_per_token: float | None
+    reads_per_token: float | None
+    stall_ns: int | None
+    """Executors' time waiting for layers, summed over executors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """The resolved mode of one engine."""
+
+    source: ModelSource
+    config: EngineConfig
+    budget: Budget
+    report: ReadReport
+    isa: str
+
+    def requantised(self) -> dict[str, dict[str, float]]:
+        """Error of each tensor whose values are not those of the source."""
+        packed = {
+            name: {"max_abs": error.max_abs, "relative_rms": error.relative_rms}
+            for name, error in self.report.lossy.items()
+        }
+        stored = {
+            tensor.name: {"max_abs": tensor.max_abs_error, "relative_rms": tensor.rms_error}
+            for tensor in self.source.manifest.tensors
+            if not tensor.is_lossless
+        }
+        return packed | stored
+
+    def line(self) -> str:
+        """One line, before the first token."""
+        npu, workers = self.config.num_npu_threads, self.config.num_workers
+        parts = [
+            "dense",
+            self._residency(),
+            f"npu=native({npu}t, modelled, prefill)" if npu else "npu=none",
+            f"cpu {workers} {'worker' if workers == 1 else 'workers'}, {self.isa}",
+            f"context {self.config.num_ctx}",
+        ]
+        if lossy := self.requantised():
+            worst = max(lossy, key=lambda name: lossy[name]["relative_rms"])
+            parts.append(
+                f"{len(lossy)} tensors requantised, off by up to "
+                f"{lossy[worst]['relative_rms']:.2%} rms ({worst})"
+            )
+        if not self.report.is_direct:
+            parts.append("buffered reads (no O_DIRECT here)")
+        return "mode: " + " · ".join(parts)
+
+    def _residency(self) -> str:
+        weights = show_size(self.source.weight_bytes)
+        if not self.budget.streamed_bytes:
+            return f"in memory {weights} of weights"
+        return (
+            f"{self.budget.num_resident} of {self.budget.num_layers} layers in memory · "
+            f"flash {show_size(self.budget.streamed_bytes)}/token of {weights}"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as data."""
+        return {
+            "mode": "dense",
+            "workers": self.config.num_workers,
+            "npu": {"backend": "native", "threads": self.config.num_npu_threads, "modelled": True},
+            "isa": self.isa,
+            "num_ctx": self.config.num_ctx,
+            "direct_io": self.report.is_direct,
+            "requantised": self.requantised(),
+            "weight_bytes": self.source.weight_bytes,
+            "num_layers": self.budget.num_layers,
+            "num_resident_layers": self.budget.num_resident,
+            "streamed_bytes_per_token": self.budget.streamed_bytes,
+        }

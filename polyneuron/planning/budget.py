@@ -1,0 +1,118 @@
+"""The memory budget: what a run takes, how many layers stay, what each token reads (DESIGN §7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polyneuron.config import EngineConfig
+from polyneuron.errors import ConfigError
+from polyneuron.model.source import ModelSource
+from polyneuron.model.spec import ModelSpec
+from polyneuron.planning.layout import ArenaLayout, plan_layout
+from polyneuron.sizes import show_size
+
+MIB = 1 << 20
+RAY_BYTES = 100 * MIB
+"""Ray's daemons: measured 70 to 100 MiB."""
+DRIVER_BYTES = 150 * MIB
+"""The driver with tokenizer and vocabulary: measured 110 to 150 MiB."""
+ACTOR_BYTES = 48 * MIB
+"""Private memory of an actor once it works: measured 35 to 48 MiB."""
+OTHER_ACTORS = 4  # coordinator, NPU executor, I/O actor, cache actor
+HEADROOM_SHARE = 0.02
+"""Of the budget, left free: page tables, sockets, what grows while running."""
+
+
+def private_estimate(config: EngineConfig) -> int:
+    """Bytes outside the arena, before anything is started; a run measures them."""
+    actors = OTHER_ACTORS + config.num_workers
+    return RAY_BYTES + DRIVER_BYTES + actors * ACTOR_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A layout inside a limit, with its account in bytes."""
+
+    limit_bytes: int
+    private_bytes: int
+    """Ray's daemons, actors and driver outside the arena."""
+    layout: ArenaLayout
+    num_resident: int
+    num_layers: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All that is expected to be taken."""
+        return self.private_bytes + self.layout.num_bytes
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Bytes read from the file for each forward pass."""
+        return sum(place.section.num_bytes for place in self.layout.streamed)
+
+    @property
+    def resident_ffn_fraction(self) -> float:
+        """Share of the feed-forward bytes that stay in memory."""
+        layers = self.layout.sections[1:]
+        total = sum(place.section.num_bytes for place in layers)
+        return 1.0 - self.streamed_bytes / total if total else 1.0
+
+    def rows(self) -> list[tuple[str, int]]:
+        """The table: what, bytes."""
+        spans = self.layout.spans
+        named = ("fixed", "hot", "stage", "kv")
+        others = self.layout.num_bytes - sum(spans[name].num_bytes for name in named)
+        return [
+            ("fixed weights (embeddings, attention, norms, head)", spans["fixed"].num_bytes),
+            (f"resident feed-forward layers ({self.num_resident} of {self.num_layers})",
+             spans["hot"].num_bytes),
+            ("stage buffers for streamed layers", spans["stage"].num_bytes),
+            ("KV cache", spans["kv"].num_bytes),
+            ("activations, step boards, mailboxes, scratch", others),
+            ("Ray and Python (measured once running)", self.private_bytes),
+            ("headroom", self.limit_bytes - self.total_bytes),
+        ]  # fmt: skip
+
+
+def fit(
+    source: ModelSource, config: EngineConfig, limit_bytes: int, private_bytes: int
+) -> Budget:
+    """The layout with the most resident layers inside the limit.
+
+    `config.ffn_resident` lowers that number. Raises ConfigError that names the minimum when not even
+    streaming every layer fits.
+    """
+    manifest, spec = source.manifest, source.spec
+    room = int(limit_bytes * (1 - HEADROOM_SHARE)) - private_bytes
+    most = _most_wanted(spec, config)
+    low, high = -1, most
+    while low < high:  # bytes grow with the number of resident layers, but for the last step
+        middle = (low + high + 1) // 2
+        if plan_layout(manifest, spec, config, middle).num_bytes <= room:
+            low = middle
+        else:
+            high = middle - 1
+    if low < most and plan_layout(manifest, spec, config, most).num_bytes <= room:
+        low = most  # without streamed layers there are no stage buffers
+    if low < 0:
+        least = plan_layout(manifest, spec, config, 0).num_bytes + private_bytes
+        raise ConfigError(
+            f"--memory {show_size(limit_bytes)}: this model needs at least "
+            f"{show_size(int(least / (1 - HEADROOM_SHARE)) + MIB)} with context {config.num_ctx}; "
+            f"give more, or a smaller context with -c"
+        )
+    if low < spec.num_layers and not source.can_stream:
+        whole = plan_layout(manifest, spec, config).num_bytes + private_bytes
+        raise ConfigError(
+            f"{source.path}: {show_size(whole)} are needed to hold it in memory, the budget is "
+            f"{show_size(limit_bytes)}: `polyneuron convert {source.path} -o FILE.ncf --layout tiles` "
+            f"makes a file whose layers can be streamed"
+        )
+    layout = plan_layout(manifest, spec, config, low)
+    return Budget(limit_bytes, private_bytes, layout, low, spec.num_layers)
+
+
+def _most_wanted(spec: ModelSpec, config: EngineConfig) -> int:
+    if config.ffn_resident is None:
+        return spec.num_layers
+    return int(config.ffn_resident * spec.num_layers + 0.5)
