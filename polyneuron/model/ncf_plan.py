@@ -1,7 +1,7 @@
 """Where everything will lie in a neuron-cluster file: computed from the source's header alone."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from polyneuron.io.ncf_format import (
     stored_bytes,
 )
 from polyneuron.io.ncf_manifest import encode_manifest
+from polyneuron.io.ncf_writer import NcfPlan
 from polyneuron.io.pack import storage_type
 from polyneuron.kernels.gemv import FeedForwardKind
 from polyneuron.kernels.quant import BLOCK_COLS, StorageType
@@ -40,15 +41,6 @@ NeuronOrder = Mapping[int, NDArray[np.uint32]]
 """Layer -> its neurons, hottest first; layers that are not named keep the model's order."""
 StorageOf = Mapping[str, StorageType]
 """Tensor name -> storage type."""
-
-
-@dataclass(frozen=True, slots=True)
-class NcfPlan:
-    """A manifest with checksums and errors still zero, and where the data begin."""
-
-    manifest: NcfManifest
-    data_offset: int
-    file_bytes: int
 
 
 def choose_layout(spec: ModelSpec, wanted: Layout | None = None) -> Layout:
