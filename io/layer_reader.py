@@ -17,9 +17,7 @@ WAIT_SLICE_NS = 200_000_000
 class LayerReader:
     """Reads streamed layers in order, over and over, as far ahead as buffers are free."""
 
-    def __init__(
-        self, path: Path, arena: Arena, stream: int, sections: list[NcfSection]
-    ) -> None:
+    def __init__(self, path: Path, arena: Arena, stream: int, sections: list[NcfSection]) -> None:
         self._arena, self._stream, self._sections = arena, stream, sections
         self._state = arena.layer_stream(stream)
         self._reader = SectionReader(path, arena)

@@ -26,13 +26,13 @@ from polyneuron.generation import Generation, OpenRequest, make_stops
 from polyneuron.host_memory import HostMemory
 from polyneuron.io.weight_reader import ReadReport
 from polyneuron.kernels.arena import MAX_EXECUTORS
+from polyneuron.mode import IoReport, Mode
 from polyneuron.model.chat_template import ChatTemplate
 from polyneuron.model.locate import locate_model
 from polyneuron.model.sampling import SamplingParams
 from polyneuron.model.source import ModelSource, open_source
 from polyneuron.model.spec import ModelSpec
 from polyneuron.model.tokenizer import Tokenizer
-from polyneuron.mode import IoReport, Mode
 from polyneuron.planning.budget import Budget, fit, private_estimate
 from polyneuron.planning.layout import ArenaLayout
 

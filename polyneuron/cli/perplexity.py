@@ -71,7 +71,7 @@ def score_text(engine: Engine, text: str, max_chunks: int) -> Perplexity:
     tokens = tokenizer.encode(text, parse_special=False)
     chunks = chunks_of(tokens, num_ctx, tokenizer.bos_id if tokenizer.add_bos else None)
     chunks = chunks[:max_chunks] if max_chunks > 0 else chunks
-    print(engine.mode_line(), file=sys.stderr)
+    print(engine.mode().line(), file=sys.stderr)
     say = f"perplexity over {len(chunks)} chunks of {num_ctx} tokens"
     print(say, file=sys.stderr, flush=True)
     started = time.monotonic()

@@ -109,7 +109,7 @@ def read_prompt(prompt: str | None, file: str | None) -> str:
 def complete(engine: Engine, text: str, output: RunOutput, **request: Any) -> None:
     """Generate, stream to stdout, print the lines before and after to stderr."""
     tokens = engine.tokenize(text)
-    note(engine.mode_line())
+    note(engine.mode().line())
     if output.verbose_prompt:
         for token_id in tokens:
             note(f"{token_id:6} -> {engine.tokenizer.decode([token_id])!r}")
@@ -193,5 +193,5 @@ def as_object(engine: Engine, completion: Completion) -> dict[str, Any]:
             "miss_rate_p99": None,
             "critical_path_share": None,
         },
-        "mode": engine.mode(),
+        "mode": engine.mode().as_dict(),
     }

@@ -74,9 +74,7 @@ class Budget:
         ]  # fmt: skip
 
 
-def fit(
-    source: ModelSource, config: EngineConfig, limit_bytes: int, private_bytes: int
-) -> Budget:
+def fit(source: ModelSource, config: EngineConfig, limit_bytes: int, private_bytes: int) -> Budget:
     """The layout with the most resident layers inside the limit.
 
     `config.ffn_resident` lowers that number. Raises ConfigError that names the minimum when not even
