@@ -31,7 +31,7 @@ ANSWER = "The capital of France is Paris.\n\nThe answer is:\n"
 SHORT = ("-p", PROMPT, "-n", "8", "--temp", "0")
 ENDLESS = ("-p", PROMPT, "-n", "4000", "--ignore-eos", "--temp", "0")
 # What may stand on stderr beside an error line.
-PROGRESS = r"reading weights: \d+ of \d+ MiB"
+PROGRESS = r"reading weights: \d+ of \d+ MiB, \d+ MB/s(, \d+:\d\d left)?"
 MODE = r"mode: dense · in memory \d+ MiB of weights · .*context \d+"
 SUMMARY = r"measured: prompt \d+ tokens? in \d+ ms · .*memory \d+ MiB .*"
 
