@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from polyneuron.errors import ConfigError
 
@@ -70,3 +71,14 @@ def usable_cores() -> list[int]:
 def env_name(flag: str) -> str:
     """The environment twin of a flag: `--top-k` is `POLYNEURON_TOP_K`."""
     return ENV_PREFIX + flag.lstrip("-").replace("-", "_").upper()
+
+
+def cache_folder() -> Path:
+    """Where converted models are kept: `polyneuron` in XDG_CACHE_HOME, by default ~/.cache."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():  # relative ones are to be ignored, says the specification
+        try:
+            base = Path.home() / ".cache"
+        except RuntimeError:
+            raise ConfigError("no home folder: set XDG_CACHE_HOME to a folder") from None
+    return base / "polyneuron"

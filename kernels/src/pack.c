@@ -155,6 +155,30 @@ static void pack_values(void *dst, size_t value_bytes, const void *src, size_t n
         }
 }
 
+/* One tile, tile block by tile block, so that what is written stays in the nearest cache. Rows
+ * behind the last one are left alone. */
+static void pack_ggml_tile(int type, uint8_t *tile, int ggml_type, const uint8_t *src, size_t row,
+                           size_t num_rows, size_t cols)
+{
+    const size_t num_blocks = cols / BLOCK_COLS, block_bytes = ggml_block_bytes(ggml_type);
+    const size_t count = num_rows - row < TILE_ROWS ? num_rows - row : TILE_ROWS;
+    const size_t words = quant_bytes(type) / 4, header = type == STORAGE_Q4M ? 128 : 64;
+    struct block_parts parts[TILE_ROWS];
+    for (size_t b = 0; b < num_blocks; b++) {
+        uint8_t *block = tile + b * tile_bytes(type, BLOCK_COLS);
+        for (size_t r = 0; r < count; r++) {
+            const uint8_t *from = src + ((row + r) * num_blocks + b) * block_bytes;
+            parts_of_ggml(&parts[r], ggml_type, from);
+            memcpy(block + 2 * r, &parts[r].scale, 2);
+            if (type == STORAGE_Q4M)
+                memcpy(block + 2 * TILE_ROWS + 2 * r, &parts[r].min, 2);
+        }
+        for (size_t g = 0; g < words; g++)
+            for (size_t r = 0; r < count; r++)
+                memcpy(block + header + (g * TILE_ROWS + r) * 4, parts[r].quants + 4 * g, 4);
+    }
+}
+
 static int pack_ggml(int type, void *dst, int ggml_type, const void *src, size_t num_rows,
                      size_t cols, place_fn *place)
 {
@@ -162,6 +186,12 @@ static int pack_ggml(int type, void *dst, int ggml_type, const void *src, size_t
         return -1;
     if (!is_quantised(type)) {
         pack_values(dst, type == STORAGE_F16 ? 2 : 4, src, num_rows, cols, place == place_in_tile);
+        return 0;
+    }
+    if (place == place_in_tile) {
+        for (size_t row = 0; row < num_rows; row += TILE_ROWS)
+            pack_ggml_tile(type, (uint8_t *)dst + row / TILE_ROWS * tile_bytes(type, cols),
+                           ggml_type, (const uint8_t *)src, row, num_rows, cols);
         return 0;
     }
     const uint8_t *block = src;

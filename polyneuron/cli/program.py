@@ -7,11 +7,14 @@ from typing import Any
 
 import typer
 
+from polyneuron.cli.bench import bench
+from polyneuron.cli.convert import convert
 from polyneuron.cli.inspect import inspect
 from polyneuron.cli.perplexity import perplexity
 from polyneuron.cli.run import run
+from polyneuron.cli.verify import verify
 
-COMMANDS: tuple[Callable[..., Any], ...] = (run, perplexity, inspect)
+COMMANDS: tuple[Callable[..., Any], ...] = (run, perplexity, bench, inspect, convert, verify)
 # BadParameter < UsageError < ClickException, of whichever click this typer brings.
 UsageFault: type[Exception] = typer.BadParameter.__mro__[2]
 

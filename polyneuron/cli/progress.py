@@ -8,18 +8,26 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 LINE_EVERY_S = 2.0
 
 
 class LoadProgress:
-    """Call it with bytes read so far and bytes to read."""
+    """Call it with bytes done so far and bytes in all."""
 
     def __init__(self, label: str) -> None:
         self._label = label
         self._bar: Progress | None = None
         self._last_line = time.monotonic()
+        self._last_done = 0
 
     def __enter__(self) -> Self:
         return self
@@ -37,16 +45,33 @@ class LoadProgress:
         """Show the state; a plain line at most every two seconds."""
         if sys.stderr.isatty():
             self._show_bar(done, total)
-        elif time.monotonic() - self._last_line >= LINE_EVERY_S:
-            self._last_line = time.monotonic()
-            share = f"{done >> 20} of {total >> 20} MiB"
-            print(f"{self._label}: {share}", file=sys.stderr, flush=True)
+            return
+        now = time.monotonic()
+        if now - self._last_line >= LINE_EVERY_S:
+            rate = (done - self._last_done) / (now - self._last_line)
+            self._last_line, self._last_done = now, done
+            print(progress_line(self._label, done, total, rate), file=sys.stderr, flush=True)
 
     def _show_bar(self, done: int, total: int) -> None:
         if self._bar is None:
-            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(True))
-            console = Console(stderr=True)
-            self._bar = Progress(*columns, TransferSpeedColumn(), console=console, transient=True)
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                DownloadColumn(True),
+                TransferSpeedColumn(),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
             self._bar.add_task(self._label, total=total)
             self._bar.start()
         self._bar.update(self._bar.task_ids[0], completed=done)
+
+
+def progress_line(label: str, done: int, total: int, rate: float) -> str:
+    """One line: how far, how fast (bytes a second), how long still at this speed."""
+    line = f"{label}: {done >> 20} of {total >> 20} MiB, {rate / 1e6:.0f} MB/s"
+    if rate <= 0:
+        return line
+    left = round((total - done) / rate)
+    return f"{line}, {left // 60}:{left % 60:02} left"

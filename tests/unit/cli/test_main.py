@@ -1,6 +1,7 @@
 """What a wrong command line gets: one line on stderr that names it, and exit code 2."""
 
 import errno
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from polyneuron.cli import main as program
 from polyneuron.cli.main import BAD_INPUT, FAILED, INTERRUPTED, main
+from polyneuron.cli.run import read_prompt
 from polyneuron.errors import EngineError
 from tests.support.tiny_gguf import TinyModel, write_tiny_gguf
 
@@ -132,6 +134,18 @@ class TestFiles:
         path = write_tiny_gguf(tmp_path / "cut.gguf")
         path.write_bytes(path.read_bytes()[:-1000])
         assert "bytes are missing: tensor" in refusal(("run", "-m", str(path), "-p", "x"), capsys)
+
+
+class TestPrompt:
+    """A prompt's text, whatever it comes from."""
+
+    def test_bytes_that_are_no_text_are_replaced(self, tmp_path: Path) -> None:
+        (tmp_path / "prompt").write_bytes(b"The \xff sky\n")
+        assert read_prompt(None, str(tmp_path / "prompt")) == "The \ufffd sky\n"
+
+    def test_dash_is_stdin(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xffb")))
+        assert read_prompt(None, "-") == "a\ufffdb"
 
 
 class TestBeforeTheStart:

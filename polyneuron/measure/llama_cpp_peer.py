@@ -1,0 +1,96 @@
+"""llama.cpp as a contestant, in a process of its own: its memory and threads are apart from ours."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from polyneuron.actors.process_stats import cpu_ticks, pss_bytes
+from polyneuron.completion import token_statistics
+from polyneuron.config import Phase
+from polyneuron.errors import ConfigError, EngineError
+from polyneuron.measure.speed import Sample
+
+MODULE = "llama_cpp"
+SERVER = "polyneuron.measure.llama_cpp_server"
+CLOSE_TIMEOUT_S = 10.0
+
+
+class LlamaCpp:
+    """The peer's process, which opens the model on `open` and answers one request at a time."""
+
+    name = "llama.cpp"
+
+    def __init__(self) -> None:
+        if importlib.util.find_spec(MODULE) is None:
+            raise ConfigError(
+                "--peer llama.cpp: llama-cpp-python is not installed; run: "
+                "pip install 'polyneuron[peer]' (it compiles llama.cpp: minutes)"
+            )
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", SERVER],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def _ask(self, **request: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):  # a process that has ended gives no answer, told below
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            raise EngineError(f"--peer llama.cpp: its process ended with code {code}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise EngineError(f"--peer llama.cpp: {answer['error']}")
+        return answer
+
+    def open(self, path: Path, num_threads: int, num_ctx: int) -> None:
+        """Have it read the model, with its own defaults."""
+        self._ask(path=str(path.resolve()), num_threads=num_threads, num_ctx=num_ctx)
+
+    def run(self, phase: Phase, tokens: Sequence[int]) -> Sample:
+        """Compute the tokens, all at once or one after another; nothing is sampled."""
+        at_once = phase is Phase.PREFILL
+        step_ns = self._ask(tokens=list(tokens), at_once=at_once)["step_ns"]
+        return Sample(sum(step_ns), None if at_once else token_statistics(step_ns[1:]))
+
+    def pss_bytes(self) -> int:
+        """Memory of its process."""
+        return pss_bytes(self._process.pid)
+
+    def cpu_ticks(self) -> int:
+        """Processor time of its process."""
+        return cpu_ticks(self._process.pid)
+
+    def close(self) -> None:
+        """End the process: it leaves when its standard input ends."""
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with suppress(BrokenPipeError):
+                    stream.close()
+        try:
+            self._process.wait(CLOSE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,62 @@
+"""Our engine as a contestant."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from polyneuron.actors.process_stats import cpu_ticks
+from polyneuron.config import Phase
+from polyneuron.measure.speed import Sample
+from polyneuron.model.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from polyneuron.engine import Engine
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class OwnEngine:
+    """An open engine; times are the coordinator's, sampling and hand-off included."""
+
+    name = "polyneuron"
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def run(self, phase: Phase, tokens: Sequence[int]) -> Sample:
+        """Prefill the tokens, or generate as many after the first of them."""
+        is_prefill = phase is Phase.PREFILL
+        prompt, max_tokens = (tokens, 0) if is_prefill else (tokens[:1], len(tokens))
+        done = self._engine.generate(
+            prompt, max_tokens=max_tokens, sampling=GREEDY, ignore_eos=True
+        )
+        times = done.timings
+        total_ns = round((times.prompt_ms + times.predicted_ms) * 1e6)
+        return Sample(total_ns, None if is_prefill else times.token_ms)
+
+    def overhead_ms(self, tokens: Sequence[int]) -> float | None:
+        """What a decode step costs outside kernels: its mean time when steps skip them.
+
+        None with less than two tokens.
+        """
+        # Imported late: by now the engine has prepared what Ray reads on import.
+        from polyneuron.actors import launch
+
+        coordinator = self._engine.actors.coordinator
+        launch.call(coordinator.set_dry, True)
+        try:
+            times = self.run(Phase.DECODE, tokens).token_ms
+        finally:
+            launch.call(coordinator.set_dry, False)
+        return times["mean"] if times else None
+
+    def pss_bytes(self) -> int:
+        """Memory of all processes, Ray's included."""
+        return self._engine.memory().total_bytes
+
+    def cpu_ticks(self) -> int:
+        """Processor time of all processes, Ray's included."""
+        pids = [os.getpid(), *(process.pid for process in self._engine.cluster.processes())]
+        return sum(map(cpu_ticks, pids))
