@@ -21,7 +21,7 @@ enum op_flag {
     OPF_LOGIT_ROWS = 2,   /* rows are the step's logit rows, not its tokens */
     OPF_WRITE_ACTS = 4,   /* norm, attention, feed forward: write int8 activations to out_acts */
     OPF_WRITE_F32 = 8,    /* norm, feed forward: write floats to out */
-    OPF_STREAM_LAST = 16  /* the last op that reads its streamed layer: completing it frees the buffer */
+    OPF_STREAM_LAST = 16  /* the last op that reads its streamed layer: frees the buffer */
 };
 
 enum step_flag { STEP_TRACE = 1, STEP_DRY = 2 /* claims and waits only, no kernel */ };
@@ -137,8 +137,8 @@ struct step_params {
     uint32_t reserved;
 };
 
-/* Layers that do not fit pass through a ring of buffers, in the order a forward pass needs them, over
- * and over: load s is that of streamed layer s mod num_layers and goes to buffer s mod num_buffers.
+/* Layers that do not fit pass through a ring of buffers, in the order a forward pass needs them,
+ * over and over: load s is that of streamed layer s mod num_layers, to buffer s mod num_buffers.
  * The reader runs ahead as far as buffers are free, across the end of a step too. Counters wrap. */
 struct layer_stream {
     uint32_t landed;          /* loads whose bytes are in place; executors wait on it */

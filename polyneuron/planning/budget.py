@@ -77,8 +77,8 @@ class Budget:
 def fit(source: ModelSource, config: EngineConfig, limit_bytes: int, private_bytes: int) -> Budget:
     """The layout with the most resident layers inside the limit.
 
-    `config.ffn_resident` lowers that number. Raises ConfigError that names the minimum when not even
-    streaming every layer fits.
+    `config.ffn_resident` lowers that number. Raises ConfigError that names the minimum when not
+    even streaming every layer fits.
     """
     manifest, spec = source.manifest, source.spec
     room = int(limit_bytes * (1 - HEADROOM_SHARE)) - private_bytes
@@ -103,8 +103,8 @@ def fit(source: ModelSource, config: EngineConfig, limit_bytes: int, private_byt
         whole = plan_layout(manifest, spec, config).num_bytes + private_bytes
         raise ConfigError(
             f"{source.path}: {show_size(whole)} are needed to hold it in memory, the budget is "
-            f"{show_size(limit_bytes)}: `polyneuron convert {source.path} -o FILE.ncf --layout tiles` "
-            f"makes a file whose layers can be streamed"
+            f"{show_size(limit_bytes)}: make a file whose layers can be streamed with "
+            f"`polyneuron convert {source.path} -o FILE.ncf --layout tiles`"
         )
     layout = plan_layout(manifest, spec, config, low)
     return Budget(limit_bytes, private_bytes, layout, low, spec.num_layers)

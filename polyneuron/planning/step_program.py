@@ -128,7 +128,8 @@ class _Compiler:
         self.add(
             kind=OpKind.MATMUL, layer=layer, unit=self.dense_unit, weight=place.offset,
             weight_type=int(place.storage or 0), cols=place.cols,
-            stream_index=place.stream_index, **{"rows": place.rows} | self.source(source, place) | values,
+            stream_index=place.stream_index,
+            **{"rows": place.rows} | self.source(source, place) | values,
         )  # fmt: skip
 
     # ---- one layer

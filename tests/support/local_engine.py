@@ -21,12 +21,13 @@ from polyneuron.actors.sequence_run import Mailbox, SequenceRun
 from polyneuron.actors.step_runner import StepRunner
 from polyneuron.config import EngineConfig
 from polyneuron.errors import EngineError
-from polyneuron.io.gguf_file import check_supported, read_header
+from polyneuron.io.layer_reader import LayerReader
+from polyneuron.io.section_reader import SectionRead, read_sections
 from polyneuron.io.weight_reader import WeightRead, read_weights
 from polyneuron.kernels import isa
 from polyneuron.kernels.arena import ServeStatus, Unit
-from polyneuron.model.architecture import describe
 from polyneuron.model.sampling import SamplingParams
+from polyneuron.model.source import open_source
 from polyneuron.planning.layout import num_executors, plan_layout
 
 SERVE_SLICE_NS = 1_000_000_000
@@ -51,11 +52,13 @@ class LocalEngine:
 
     def __init__(self, path: Path | str, *, isa_name: str | None = None, **settings: Any) -> None:
         self.isa = isa.select(isa_name)
-        self.header = read_header(path)
-        check_supported(self.header)
-        self.spec = describe(self.header)
+        self.source = open_source(Path(path))
+        self.spec = self.source.spec
         self.config = replace(SMALL, **settings)
-        self.layout = plan_layout(self.header, self.spec, self.config)
+        num_resident = None
+        if self.config.ffn_resident is not None:
+            num_resident = round(self.config.ffn_resident * self.spec.num_layers)
+        self.layout = plan_layout(self.source.manifest, self.spec, self.config, num_resident)
         self.plans: list[StepPlan] = []
         """Every step performed so far."""
         self.step_ns: list[int] = []
@@ -78,15 +81,26 @@ class LocalEngine:
             )
             for index, unit in enumerate(units)
         ]
+        if self.layout.streamed:
+            self._threads.append(threading.Thread(target=self._stream, daemon=True))
         for thread in self._threads:
             thread.start()
 
     def _read_weights(self) -> None:
-        reads = [
-            WeightRead(place.tensor, place.storage, place.offset, place.num_bytes)
-            for place in self.layout.weights.values()
-        ]
-        self.read_report = read_weights(self.header.path, reads, self.arena, lambda _: None)
+        reads = self.source.reads(self.layout)
+        path = self.source.path
+        sections = [read for read in reads if isinstance(read, SectionRead)]
+        weights = [read for read in reads if isinstance(read, WeightRead)]
+        if sections:
+            self.read_report = read_sections(path, sections, self.arena, lambda _: None)
+        else:
+            self.read_report = read_weights(path, weights, self.arena, lambda _: None)
+
+    def _stream(self) -> None:
+        """Fill the stage buffers until the stream stops."""
+        sections = [place.section for place in self.layout.streamed]
+        offset = self.layout.at("boards.stream")
+        LayerReader(self.source.path, self.arena, offset, sections).run()
 
     def _serve(self, executor: int, generation: int) -> None:
         while self.arena.serve(executor, generation, SERVE_SLICE_NS) is ServeStatus.SLICE:
@@ -163,6 +177,8 @@ class LocalEngine:
 
     def close(self) -> None:
         """Let every executor leave and give the arena back."""
+        if self.layout.streamed:
+            self.arena.stop_stream(self.layout.at("boards.stream"))
         self.arena.stop()
         for thread in self._threads:
             thread.join(JOIN_TIMEOUT_S)

@@ -14,8 +14,7 @@ from polyneuron.actors.coordinator import Sequence
 from polyneuron.actors.messages import SubmitRequest
 from polyneuron.actors.sequence_run import Mailbox, SequenceRun
 from polyneuron.config import EngineConfig
-from polyneuron.io.gguf_file import read_header
-from polyneuron.model.architecture import describe
+from polyneuron.model.source import open_source
 from polyneuron.planning.layout import plan_layout
 from tests.support.families import gguf_path
 
@@ -26,8 +25,8 @@ CONFIG = EngineConfig(
 
 @pytest.fixture
 def mailboxes() -> Iterator[list[Mailbox]]:
-    header = read_header(Path(gguf_path("llama_tied")))
-    layout = plan_layout(header, describe(header), CONFIG)
+    source = open_source(Path(gguf_path("llama_tied")))
+    layout = plan_layout(source.manifest, source.spec, CONFIG)
     local = LocalArena(layout)
     format_arena(local.arena, layout, 1)
     yield [Mailbox(local.arena, layout, index) for index in range(3)]

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyneuron.config import EngineConfig
-from polyneuron.io.gguf_file import read_header
+from polyneuron.errors import UnsupportedError
+from polyneuron.io.ncf_format import Layout
 from polyneuron.kernels.arena import HEADER_BYTES, PAGE_BYTES
 from polyneuron.kernels.quant import tile_bytes
-from polyneuron.model.architecture import describe
+from polyneuron.model.source import open_source
 from polyneuron.planning.layout import (
     LINE_BYTES,
     REGIONS,
@@ -22,6 +23,7 @@ from polyneuron.planning.layout import (
     ArenaLayout,
     num_executors,
     plan_layout,
+    streamed_layers,
 )
 from tests.support.families import FAMILY_CASES, gguf_path
 
@@ -39,9 +41,11 @@ CONFIGS = st.builds(
 )
 
 
-def make_layout(case: str = "llama_tied", config: EngineConfig = CONFIG) -> ArenaLayout:
-    header = read_header(Path(gguf_path(case)))
-    return plan_layout(header, describe(header), config)
+def make_layout(
+    case: str = "llama_tied", config: EngineConfig = CONFIG, num_resident: int | None = None
+) -> ArenaLayout:
+    source = open_source(Path(gguf_path(case)))
+    return plan_layout(source.manifest, source.spec, config, num_resident)
 
 
 def check(layout: ArenaLayout) -> None:
@@ -52,19 +56,60 @@ def check(layout: ArenaLayout) -> None:
     for region, after in pairwise(regions):
         assert region.offset + region.num_bytes == after.offset
     assert regions[-1].offset + regions[-1].num_bytes == layout.num_bytes
-    parts = [
+    parts = sorted(
         (span.offset, span.num_bytes, name)
         for name, span in layout.spans.items()
         if name not in REGIONS
-    ] + [(w.offset, w.num_bytes, f"fixed.{name}") for name, w in layout.weights.items()]
-    parts.sort()
+    )
     for (offset, num_bytes, _), (following, *_) in pairwise(parts):
         assert offset + num_bytes <= following
+    check_weights(layout)
     for offset, num_bytes, name in parts:
         region = layout.spans[name.split(".")[0]]
         assert region.offset <= offset
         assert offset + num_bytes <= region.offset + region.num_bytes
         assert offset % LINE_BYTES == 0
+
+
+def check_weights(layout: ArenaLayout) -> None:
+    """Weights of a section are disjoint and inside its place; streamed layers share theirs."""
+    places = {place.section.name: place for place in layout.sections}
+    assert len(places) == len(layout.sections)
+    runs = sorted((w.stream_index, w.offset, w.end) for w in layout.weights.values())
+    for (index, _, end), (next_index, start, _) in pairwise(runs):
+        assert index != next_index or end <= start
+    largest = max((place.section.num_bytes for place in layout.streamed), default=0)
+    for index, start, end in runs:
+        if index:
+            stage = layout.spans["stage.0"]
+            assert stage.offset <= start and end <= stage.offset + largest
+        else:
+            regions = [layout.spans["fixed"], layout.spans["hot"]]
+            assert any(r.offset <= start and end <= r.offset + r.num_bytes for r in regions)
+
+
+class TestResidency:
+    @pytest.mark.parametrize("num_resident", [0, 1, 2])
+    def test_streamed_layers_share_buffers(self, num_resident: int) -> None:
+        layout = make_layout(num_resident=num_resident)
+        num_layers = FAMILY_CASES["llama_tied"].spec().num_layers
+        check(layout)
+        assert [p.stream_index for p in layout.streamed] == list(
+            range(1, num_layers - num_resident + 1)
+        )
+        assert (layout.num_buffers > 0) == bool(layout.streamed)
+        assert all(place.offset % PAGE_BYTES == 0 for place in layout.sections)
+
+    def test_streamed_layers_are_spread(self) -> None:
+        assert streamed_layers(8, 4) == [1, 3, 5, 7]
+        assert streamed_layers(4, 4) == []
+        assert streamed_layers(3, 0) == [0, 1, 2]
+
+    def test_bundles_are_refused(self) -> None:
+        source = open_source(Path(gguf_path("bamboo")))
+        manifest = replace(source.manifest, layout=Layout.BUNDLES)
+        with pytest.raises(UnsupportedError, match="--layout tiles"):
+            plan_layout(manifest, source.spec, CONFIG)
 
 
 class TestLayout:

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from polyneuron.config import EngineConfig, Phase
-from polyneuron.io.gguf_file import read_header
 from polyneuron.kernels.arena import OpFlag, OpKind, Unit
-from polyneuron.model.architecture import describe
+from polyneuron.model.source import open_source
 from polyneuron.model.spec import ModelSpec
 from polyneuron.planning.layout import ArenaLayout, plan_layout, round_up
 from polyneuron.planning.step_program import StepOp, compile_program
@@ -21,12 +20,13 @@ Program = tuple[ModelSpec, ArenaLayout, list[StepOp]]
 Span = tuple[int, int]
 
 
-def make_program(path: Path, phase: Phase, num_npu_threads: int = 1) -> Program:
+def make_program(
+    path: Path, phase: Phase, num_npu_threads: int = 1, num_resident: int | None = None
+) -> Program:
     config = EngineConfig(num_ctx=64, num_workers=2, num_npu_threads=num_npu_threads, max_tokens=8)
-    header = read_header(path)
-    spec = describe(header)
-    layout = plan_layout(header, spec, config)
-    return spec, layout, compile_program(spec, layout, phase)
+    source = open_source(path)
+    layout = plan_layout(source.manifest, source.spec, config, num_resident)
+    return source.spec, layout, compile_program(source.spec, layout, phase)
 
 
 def family(case: str, phase: Phase = Phase.DECODE) -> Program:
