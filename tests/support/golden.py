@@ -13,6 +13,7 @@ from polyneuron.model.tokenizer import Tokenizer
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "golden"
 REFERENCE = DATA / "smollm2_reference.npz"
+PEER = DATA / "smollm2_peer.npz"
 TOP = 5
 
 F32 = NDArray[np.float32]

@@ -12,26 +12,10 @@ from polyneuron.io.gguf_file import read_header
 from polyneuron.model.locate import locate_model
 from polyneuron.model.tokenizer import Tokenizer
 from tests.support.golden import REFERENCE, at_ids, read_golden
+from tests.support.quantised_reference import HalfCacheReference
 from tests.support.reference_model import ReferenceModel
 
 Floats = NDArray[Any]
-
-
-class HalfCacheModel(ReferenceModel):
-    """The same with keys and values rounded to float16, as a cache of that type holds them."""
-
-    def _project(self, x: Floats, weight: str, bias: str | None) -> Floats:
-        out = super()._project(x, weight, bias)
-        return _rounded(out) if "attn_v" in weight else out
-
-    def _rotate(self, x: Floats, cos: Floats, sin: Floats) -> Floats:
-        out = super()._rotate(x, cos, sin)
-        assert self.spec.num_kv_heads != self.spec.num_heads
-        return _rounded(out) if x.shape[1] == self.spec.num_kv_heads else out
-
-
-def _rounded(values: Floats) -> Floats:
-    return values.astype(np.float16).astype(values.dtype)
 
 
 def _rms(values: Floats) -> float:
@@ -42,7 +26,7 @@ def main() -> None:
     """Write the file and print what the cache's type alone changes."""
     path = locate_model("smollm2")
     tokenizer = Tokenizer.from_metadata(read_header(path).metadata, path.name)
-    exact, half = ReferenceModel(path, np.float32), HalfCacheModel(path, np.float32)
+    exact, half = ReferenceModel(path, np.float32), HalfCacheReference(path, np.float32)
     arrays: dict[str, Any] = {}
     for index, case in enumerate(read_golden(tokenizer)):
         logits = exact.logits(case.history)

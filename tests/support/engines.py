@@ -1,0 +1,43 @@
+"""Engines on a real cluster for tests: a tiny model that takes long enough to be disturbed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from polyneuron import Engine, EngineConfig, SamplingParams
+from tests.support.leftovers import wait_until
+from tests.support.tiny_gguf import TinyModel, write_tiny_gguf
+
+MODEL = TinyModel(
+    num_layers=6, d_model=128, num_heads=6, num_kv_heads=2, head_dim=32, d_ff=256,
+    context_length=4096, tensor_type="Q4_1", embedding_type="Q8_0",
+)  # fmt: skip
+CONFIG = EngineConfig(num_ctx=2048, num_workers=2, num_npu_threads=2, deterministic=True)
+GREEDY = SamplingParams(temperature=0.0)
+PROMPT = [3 + i * 7 % 290 for i in range(40)]
+LONG_PROMPT = [3 + i * 7 % 290 for i in range(1500)]
+
+
+def write_model(folder: Path) -> Path:
+    """The model's file in `folder`."""
+    return write_tiny_gguf(folder / "tiny.gguf", MODEL)
+
+
+def open_engine(path: Path, **settings: Any) -> Engine:
+    """An open engine; `settings` are fields of EngineConfig beside those of CONFIG."""
+    return Engine(str(path), CONFIG, **settings)
+
+
+def wait_for_step(engine: Engine, executor: int) -> int:
+    """Wait until an executor is inside a step; returns its process."""
+    record = engine.actors.arena.executor(executor)
+    wait_until(lambda: record.busy_seq != 0, f"executor {executor} inside a step")
+    return int(record.pid)
+
+
+def send(pid: int, signal_number: int) -> Callable[[], None]:
+    """A call that sends the signal."""
+    return lambda: os.kill(pid, signal_number)
