@@ -18,7 +18,7 @@ from polyneuron.config import EngineConfig
 from polyneuron.errors import EngineError, PolyneuronError
 from polyneuron.io.weight_reader import ReadReport
 from polyneuron.kernels.arena import Arena, Unit
-from polyneuron.model.source import Reads
+from polyneuron.planning.source import Reads
 from polyneuron.model.spec import ModelSpec
 from polyneuron.planning.layout import ArenaLayout, num_executors
 

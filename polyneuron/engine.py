@@ -30,7 +30,7 @@ from polyneuron.mode import IoReport, Mode
 from polyneuron.model.chat_template import ChatTemplate
 from polyneuron.model.locate import locate_model
 from polyneuron.model.sampling import SamplingParams
-from polyneuron.model.source import ModelSource, open_source
+from polyneuron.planning.source import ModelSource, open_source
 from polyneuron.model.spec import ModelSpec
 from polyneuron.model.tokenizer import Tokenizer
 from polyneuron.planning.budget import Budget, fit, private_estimate

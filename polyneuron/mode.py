@@ -7,7 +7,7 @@ from typing import Any
 
 from polyneuron.config import EngineConfig
 from polyneuron.io.weight_reader import ReadReport
-from polyneuron.model.source import ModelSource
+from polyneuron.planning.source import ModelSource
 from polyneuron.planning.budget import Budget
 from polyneuron.sizes import show_size
 

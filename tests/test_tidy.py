@@ -37,13 +37,13 @@ TOP_LEVEL = {
 
 # Lowest first: a module imports from its own layer and those before it.
 LAYERS = (
-    {"errors", "clock", "config", "timeline"},
+    {"errors", "clock", "config", "timeline", "sizes", "host_memory"},
     {"kernels"},
     {"io"},
     {"model"},
     {"planning"},
     {"actors"},
-    {"", "engine"},  # the package itself only re-exports the engine
+    {"", "engine", "mode"},  # the package itself only re-exports the engine
     {"measure"},
     {"serve", "cli", "__main__"},
 )

@@ -132,7 +132,7 @@ def _open(path: Path, num_threads: int, num_ctx: int) -> Engine:
     config = EngineConfig(num_ctx=num_ctx, num_workers=num_threads, max_sequences=1)
     with LoadProgress("reading weights") as progress:
         engine = Engine(str(path), config, on_load=progress)
-    _say(engine.mode_line())
+    _say(engine.mode().line())
     return engine
 
 

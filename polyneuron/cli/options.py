@@ -47,6 +47,13 @@ Threads = Annotated[
         text="CPU workers; 0: one a usable core",
     ),
 ]
+Memory = Annotated[
+    str, option("--memory", panel=ENGINE, text="all it may take: 3GiB, 75% of the model; 0: free")
+]
+FfnResident = Annotated[
+    float,
+    option("--ffn-resident", panel=ENGINE, text="share of layers in memory at most; -1: all that fit"),
+]
 Deterministic = Annotated[
     bool, option("--deterministic", panel=ENGINE, text="hash every step's logits")
 ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from polyneuron.config import EngineConfig
 from polyneuron.errors import ConfigError
-from polyneuron.model.source import ModelSource
+from polyneuron.planning.source import ModelSource
 from polyneuron.model.spec import ModelSpec
 from polyneuron.planning.layout import ArenaLayout, plan_layout
 from polyneuron.sizes import show_size

@@ -15,7 +15,7 @@ from polyneuron.errors import UnsupportedError
 from polyneuron.io.ncf_format import Layout
 from polyneuron.kernels.arena import HEADER_BYTES, PAGE_BYTES
 from polyneuron.kernels.quant import tile_bytes
-from polyneuron.model.source import open_source
+from polyneuron.planning.source import open_source
 from polyneuron.planning.layout import (
     LINE_BYTES,
     REGIONS,

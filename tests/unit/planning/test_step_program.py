@@ -8,7 +8,7 @@ import pytest
 
 from polyneuron.config import EngineConfig, Phase
 from polyneuron.kernels.arena import OpFlag, OpKind, Unit
-from polyneuron.model.source import open_source
+from polyneuron.planning.source import open_source
 from polyneuron.model.spec import ModelSpec
 from polyneuron.planning.layout import ArenaLayout, plan_layout, round_up
 from polyneuron.planning.step_program import StepOp, compile_program
