@@ -15,13 +15,15 @@ KERNEL_SOURCES := kernels/build_kernels.py $(wildcard kernels/src/*.c kernels/sr
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench clean distclean check-tools
+.PHONY: help demo test lint bench model-7b bench-7b clean distclean check-tools
 
 help:
 	@echo "make demo       answer two prompts with SmolLM2-135M-Instruct"
 	@echo "make test       lint, then every test"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      speed beside llama.cpp on this machine (compiles llama.cpp once: minutes)"
+	@echo "make model-7b   write random weights of a 7B model's shape, 3.8 GB, into the cache folder"
+	@echo "make bench-7b   the same on them; once they are there, make bench includes them"
 	@echo "make clean      remove build products, caches and the model cache"
 	@echo "make distclean  the same, and .venv"
 	@echo "PYTHON=python3.12 make demo    chooses the Python that .venv is made of"
@@ -50,7 +52,14 @@ lint: $(VENV)/.stamp-dev
 	$(run_lint)
 
 bench: $(VENV)/.stamp-peer $(VENV)/.stamp-model
-	$(POLYNEURON) bench -m smollm2 --peer llama.cpp
+	@$(VENV_PYTHON) -m tests.bench.bars
+
+model-7b: $(VENV)/.stamp-core
+	@$(VENV_PYTHON) -m tests.bench.random_model
+
+bench-7b: $(VENV)/.stamp-peer
+	@model=$$($(VENV_PYTHON) -m tests.bench.random_model) && \
+	$(POLYNEURON) bench -m "$$model" -p 128 -n 32 -r 3 -t 2 --peer llama.cpp
 
 clean:
 	rm -rf build dist ./*.egg-info kernels/_kernels.c kernels/_kernels*.so $(VENV)/.stamp-core

@@ -1,4 +1,4 @@
-"""llama.cpp as a contestant, in a process of its own: its memory and threads are apart from ours."""
+"""llama.cpp as a contestant, in a process of its own: memory and threads are apart from ours."""
 
 from __future__ import annotations
 
@@ -71,6 +71,11 @@ class LlamaCpp:
     def cpu_ticks(self) -> int:
         """Processor time of its process."""
         return cpu_ticks(self._process.pid)
+
+    @property
+    def exit_code(self) -> int | None:
+        """How its process ended; None while it runs."""
+        return self._process.poll()
 
     def close(self) -> None:
         """End the process: it leaves when its standard input ends."""

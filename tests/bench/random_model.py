@@ -7,6 +7,7 @@ its path; a file that is there already is left as it is.
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,11 @@ LLAMA_2_7B = ModelSpec(
     output_bias=False,
     tied_head=False,
 )
+SMALL = replace(
+    LLAMA_2_7B, name="small", num_layers=2, d_model=128, num_heads=4, num_kv_heads=4, head_dim=32,
+    d_ff=192, vocab_size=512, context_length=256, rope=replace(LLAMA_2_7B.rope, rotary_dim=32),
+)  # fmt: skip
+"""The same kind of model, written in no time."""
 FILE_NAME = "random-7b-q4_0.gguf"
 WEIGHT_STD = 0.02
 MOSTLY_Q4_0 = 2

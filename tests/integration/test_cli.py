@@ -121,8 +121,8 @@ def test_isa_and_worker_count_change_no_text() -> None:
 def test_unknown_isa_is_refused() -> None:
     out, err = ended(start(*SHORT, environment={"POLYNEURON_FORCE_ISA": "nonsense"}), 2)
     assert out == ""
-    expected = f"POLYNEURON_FORCE_ISA=nonsense: not available; this CPU and build have {', '.join(supported())}"
-    assert err == f"polyneuron: error: {expected}\n"
+    cure = f"this CPU and build have {', '.join(supported())}"
+    assert err == f"polyneuron: error: POLYNEURON_FORCE_ISA=nonsense: not available; {cure}\n"
 
 
 def test_environment_twins_and_json() -> None:

@@ -11,14 +11,9 @@ from polyneuron.model.architecture import describe
 from polyneuron.model.spec import tensor_shapes
 from polyneuron.model.tokenizer import Tokenizer
 from tests.bench import random_model
-from tests.bench.random_model import LLAMA_2_7B, tensor_bytes, write_random_model
+from tests.bench.random_model import LLAMA_2_7B, SMALL, tensor_bytes, write_random_model
 from tests.support.local_engine import LocalEngine
 from tests.support.reference_model import ReferenceModel
-
-SMALL = replace(
-    LLAMA_2_7B, name="small", num_layers=2, d_model=128, num_heads=4, num_kv_heads=4, head_dim=32,
-    d_ff=192, vocab_size=512, context_length=256, rope=replace(LLAMA_2_7B.rope, rotary_dim=32),
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
