@@ -29,12 +29,13 @@ from polyneuron.kernels.arena import MAX_EXECUTORS
 from polyneuron.mode import IoReport, Mode
 from polyneuron.model.chat_template import ChatTemplate
 from polyneuron.model.locate import locate_model
+from polyneuron.model.model_cache import cached_ncf
 from polyneuron.model.sampling import SamplingParams
-from polyneuron.planning.source import ModelSource, open_source
 from polyneuron.model.spec import ModelSpec
 from polyneuron.model.tokenizer import Tokenizer
 from polyneuron.planning.budget import Budget, fit, private_estimate
 from polyneuron.planning.layout import ArenaLayout
+from polyneuron.planning.source import ModelSource, open_source
 
 if TYPE_CHECKING:
     from polyneuron.actors.launch import Actors
@@ -50,6 +51,8 @@ class MemoryReport:
     """Memory in use, in bytes; shared pages counted once (PSS)."""
 
     total_bytes: int
+    peak_bytes: int
+    """The most since the engine was opened: of the cgroup where one limits, else as seen."""
     ray_bytes: int
     arena_bytes: int
 
@@ -94,6 +97,7 @@ class Engine:
         config: EngineConfig | None = None,
         *,
         on_load: LoadProgress | None = None,
+        on_convert: LoadProgress | None = None,
         first_prompt: Prompt | None = None,
         **settings: Any,
     ) -> None:
@@ -108,13 +112,14 @@ class Engine:
         except TypeError as error:
             raise ConfigError(f"Engine: {error}") from None
         self.config = resolve_config(base, self.spec)
-        self.budget = self._plan(private_estimate(self.config))
+        self.budget = self._plan_streamable(on_convert)
         if first_prompt is not None:  # what does not fit is refused before weights are read
             self.encode_prompt(first_prompt)
         self._lock = threading.Lock()
         self._next_id = 1
         self._mailboxes = list(range(self.config.max_requests - 1, -1, -1))
         self._is_closed = False
+        self._seen_peak = 0
         self._actors: Actors | None = None
         self._cleanup = contextlib.ExitStack()
         with contextlib.ExitStack() as cleanup:
@@ -126,6 +131,15 @@ class Engine:
         """Fit the model into what the user allows, or the machine leaves."""
         limit = self.config.memory_bytes or HostMemory().available().num_bytes
         return fit(self.source, self.config, limit, private_bytes)
+
+    def _plan_streamable(self, on_convert: LoadProgress | None) -> Budget:
+        """The budget by estimate; a GGUF that does not fit is converted once into the cache."""
+        budget = self._plan(private_estimate(self.config))
+        if budget.layout.streamed and not self.source.can_stream:
+            progress = on_convert or (lambda _done, _total: None)
+            self.source = open_source(cached_ncf(self.source.path, progress))
+            budget = self._plan(private_estimate(self.config))
+        return budget
 
     @property
     def layout(self) -> ArenaLayout:
@@ -358,7 +372,10 @@ class Engine:
         report = self.cluster.memory_report()
         own = ("driver", "ray::")
         ray_bytes = sum(p.pss_bytes for p in report if not p.name.startswith(own))
-        return MemoryReport(sum(p.pss_bytes for p in report), ray_bytes, self.layout.num_bytes)
+        total = sum(p.pss_bytes for p in report)
+        self._seen_peak = max(self._seen_peak, total)
+        peak = HostMemory().peak() or self._seen_peak
+        return MemoryReport(total, peak, ray_bytes, self.layout.num_bytes)
 
     def close(self) -> None:
         """Stop everything; nothing of this engine is left. Safe to call again."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from polyneuron.config import EngineConfig
 from polyneuron.io.weight_reader import ReadReport
-from polyneuron.planning.source import ModelSource
 from polyneuron.planning.budget import Budget
+from polyneuron.planning.source import ModelSource
 from polyneuron.sizes import show_size
 
 

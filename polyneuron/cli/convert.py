@@ -33,7 +33,7 @@ def convert(
     output: Annotated[Path, option("--output", "-o", text="the .ncf file to write")],
     layout: Annotated[
         LayoutChoice,
-        option("--layout", text="bundles by neuron, for ReLU models; tiles, lossless; auto"),
+        option("--layout", text="tiles: lossless, what runs; bundles: by neuron, for ReLU models"),
     ] = LayoutChoice.AUTO,
     force: Annotated[bool, option("--force", text="replace an output that differs")] = False,
 ) -> None:

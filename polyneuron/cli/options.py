@@ -7,7 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from polyneuron.config import env_name
+from polyneuron.errors import ConfigError
+from polyneuron.model.locate import locate_model
 from polyneuron.model.sampling import SETTINGS, SamplingParams
+from polyneuron.sizes import parse_size
 
 SAMPLING = "Sampling"
 ENGINE = "Engine"
@@ -52,7 +55,7 @@ Memory = Annotated[
 ]
 FfnResident = Annotated[
     float,
-    option("--ffn-resident", panel=ENGINE, text="share of layers in memory at most; -1: all that fit"),
+    option("--ffn-resident", panel=ENGINE, text="share of layers kept, at most; -1: all that fit"),
 ]
 Deterministic = Annotated[
     bool, option("--deterministic", panel=ENGINE, text="hash every step's logits")
@@ -76,6 +79,17 @@ Seed = Annotated[int, option("--seed", "-s", panel=SAMPLING, text="-1: random")]
 def sampling_params(**values: Any) -> SamplingParams:
     """The parameters the flags name; a value out of range is a ConfigError naming the flag."""
     return SamplingParams(**values)
+
+
+def budget(memory: str, ffn_resident: float, model: str) -> dict[str, Any]:
+    """The fields of EngineConfig that `--memory` and `--ffn-resident` mean."""
+    if not (ffn_resident == -1.0 or 0.0 <= ffn_resident <= 1.0):
+        raise ConfigError(f"--ffn-resident {ffn_resident}: give 0 to 1, or -1 for all that fit")
+    whole = locate_model(model).stat().st_size if memory.strip().endswith("%") else None
+    return {
+        "memory_bytes": parse_size(memory, "--memory", whole),
+        "ffn_resident": None if ffn_resident < 0 else ffn_resident,
+    }
 
 
 DEFAULTS: dict[str, Any] = {name: _default(name) for name in SETTINGS}

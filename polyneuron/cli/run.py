@@ -54,6 +54,8 @@ def run(
     seed: options.Seed = DEFAULTS["seed"],
     ctx_size: options.CtxSize = 0,
     threads: options.Threads = 0,
+    memory: options.Memory = "0",
+    ffn_resident: options.FfnResident = -1.0,
     deterministic: options.Deterministic = False,
     no_display_prompt: Annotated[
         bool, option("--no-display-prompt", panel=OUTPUT, text="print the answer only")
@@ -79,13 +81,16 @@ def run(
     from polyneuron.engine import Engine
 
     config = EngineConfig(
-        num_ctx=ctx_size, num_workers=threads, deterministic=deterministic, max_sequences=1
-    )
+        num_ctx=ctx_size, num_workers=threads, deterministic=deterministic, max_sequences=1,
+        **options.budget(memory, ffn_resident, model),
+    )  # fmt: skip
     with (
         LoadProgress("reading weights") as progress,
-        Engine(model, config, on_load=progress, first_prompt=text) as engine,
+        LoadProgress("converting") as converting,
+        Engine(model, config, on_load=progress, on_convert=converting, first_prompt=text) as engine,
     ):
-        progress.__exit__(None, None, None)
+        for bar in (progress, converting):
+            bar.__exit__(None, None, None)
         complete(
             engine, text, output, max_tokens=max(predict, -1), sampling=sampling,
             stop=tuple(stop or ()), ignore_eos=ignore_eos,
@@ -163,15 +168,18 @@ def summary_line(engine: Engine, completion: Completion) -> str:
         parts.append(f"{times.predicted_per_second:.1f} tok/s, p99 {p99:.1f} ms a token")
     parts.append(f"{tokens_of(times.predicted_n)}, ended by {completion.finish_reason}")
     parts.append(
-        f"memory {memory.total_bytes >> 20} MiB (arena {memory.arena_bytes >> 20}, "
-        f"Ray's daemons {memory.ray_bytes >> 20})"
+        f"memory {memory.peak_bytes >> 20} MiB of {engine.budget.limit_bytes >> 20} "
+        f"(arena {memory.arena_bytes >> 20}, Ray's daemons {memory.ray_bytes >> 20})"
     )
+    io = engine.io()
+    if io.bytes_per_token:
+        parts.append(f"flash {io.bytes_per_token / 2**20:.0f} MiB a token")
     return "measured: " + " · ".join(parts)
 
 
 def as_object(engine: Engine, completion: Completion) -> dict[str, Any]:
     """The `run --json` object; null where nothing was measured."""
-    memory = engine.memory()
+    memory, io = engine.memory(), engine.io()
     return {
         "text": completion.text,
         "prompt_tokens": completion.prompt_tokens,
@@ -180,15 +188,15 @@ def as_object(engine: Engine, completion: Completion) -> dict[str, Any]:
         "logits_sha256": completion.logits_sha256,
         "timings": completion.timings.as_dict(),
         "memory": {
-            "budget_bytes": None,
-            "peak_bytes": memory.total_bytes,
+            "budget_bytes": engine.budget.limit_bytes,
+            "peak_bytes": memory.peak_bytes,
             "ray_bytes": memory.ray_bytes,
             "arena_bytes": memory.arena_bytes,
-            "resident_ffn_fraction": 1.0,
+            "resident_ffn_fraction": engine.budget.resident_ffn_fraction,
         },
         "io": {
-            "bytes_per_token": 0,
-            "reads_per_token": 0,
+            "bytes_per_token": io.bytes_per_token,
+            "reads_per_token": io.reads_per_token,
             "hit_rate": None,
             "miss_rate_p99": None,
             "critical_path_share": None,

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from polyneuron.config import EngineConfig
 from polyneuron.errors import ConfigError
-from polyneuron.planning.source import ModelSource
 from polyneuron.model.spec import ModelSpec
 from polyneuron.planning.layout import ArenaLayout, plan_layout
+from polyneuron.planning.source import ModelSource
 from polyneuron.sizes import show_size
 
 MIB = 1 << 20
@@ -98,13 +98,6 @@ def fit(source: ModelSource, config: EngineConfig, limit_bytes: int, private_byt
             f"--memory {show_size(limit_bytes)}: this model needs at least "
             f"{show_size(int(least / (1 - HEADROOM_SHARE)) + MIB)} with context {config.num_ctx}; "
             f"give more, or a smaller context with -c"
-        )
-    if low < spec.num_layers and not source.can_stream:
-        whole = plan_layout(manifest, spec, config).num_bytes + private_bytes
-        raise ConfigError(
-            f"{source.path}: {show_size(whole)} are needed to hold it in memory, the budget is "
-            f"{show_size(limit_bytes)}: make a file whose layers can be streamed with "
-            f"`polyneuron convert {source.path} -o FILE.ncf --layout tiles`"
         )
     layout = plan_layout(manifest, spec, config, low)
     return Budget(limit_bytes, private_bytes, layout, low, spec.num_layers)

@@ -27,8 +27,8 @@ from polyneuron.io.weight_reader import WeightRead, read_weights
 from polyneuron.kernels import isa
 from polyneuron.kernels.arena import ServeStatus, Unit
 from polyneuron.model.sampling import SamplingParams
-from polyneuron.planning.source import open_source
 from polyneuron.planning.layout import num_executors, plan_layout
+from polyneuron.planning.source import open_source
 
 SERVE_SLICE_NS = 1_000_000_000
 JOIN_TIMEOUT_S = 10.0

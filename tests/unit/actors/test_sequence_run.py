@@ -14,8 +14,8 @@ from polyneuron.actors.coordinator import Sequence
 from polyneuron.actors.messages import SubmitRequest
 from polyneuron.actors.sequence_run import Mailbox, SequenceRun
 from polyneuron.config import EngineConfig
-from polyneuron.planning.source import open_source
 from polyneuron.planning.layout import plan_layout
+from polyneuron.planning.source import open_source
 from tests.support.families import gguf_path
 
 CONFIG = EngineConfig(

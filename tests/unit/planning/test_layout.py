@@ -15,7 +15,6 @@ from polyneuron.errors import UnsupportedError
 from polyneuron.io.ncf_format import Layout
 from polyneuron.kernels.arena import HEADER_BYTES, PAGE_BYTES
 from polyneuron.kernels.quant import tile_bytes
-from polyneuron.planning.source import open_source
 from polyneuron.planning.layout import (
     LINE_BYTES,
     REGIONS,
@@ -25,6 +24,7 @@ from polyneuron.planning.layout import (
     plan_layout,
     streamed_layers,
 )
+from polyneuron.planning.source import open_source
 from tests.support.families import FAMILY_CASES, gguf_path
 
 CONFIG = EngineConfig(num_ctx=70, num_workers=2, num_npu_threads=1, max_tokens=9, max_sequences=3)

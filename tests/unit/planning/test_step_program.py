@@ -8,9 +8,9 @@ import pytest
 
 from polyneuron.config import EngineConfig, Phase
 from polyneuron.kernels.arena import OpFlag, OpKind, Unit
-from polyneuron.planning.source import open_source
 from polyneuron.model.spec import ModelSpec
 from polyneuron.planning.layout import ArenaLayout, plan_layout, round_up
+from polyneuron.planning.source import open_source
 from polyneuron.planning.step_program import StepOp, compile_program
 from tests.support.families import FAMILY_CASES, gguf_path
 from tests.support.tiny_gguf import TinyModel, write_tiny_gguf
