@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -258,7 +259,7 @@ class CoordinatorShell:
         error = int(self._runner.stream.error)
         self._arena.abort()
         self._wait_unwound([])
-        ray.get(self._attach_io(), timeout=RESTART_TIMEOUT_S)
+        self._ask_replacement("the I/O actor", self._attach_io)
         self._runner.restart_stream()
         self._arena.clear_abort()
         self._start_stream()
@@ -266,9 +267,10 @@ class CoordinatorShell:
             raise DeviceError(error, f"reading the model file failed: {os.strerror(error)}")
         return True
 
-    def _attach_io(self) -> Any:
+    def _attach_io(self) -> None:
         offset = self._layout.at("inputs.bytes_read")
-        return self._crew.io_actor.attach.remote(self._refs, offset)
+        attached = self._crew.io_actor.attach.remote(self._refs, offset)
+        ray.get(attached, timeout=RESTART_TIMEOUT_S)
 
     def _wait_unwound(self, lost: list[int]) -> None:
         end_ns = monotonic_ns() + UNWIND_TIMEOUT_NS
@@ -285,14 +287,17 @@ class CoordinatorShell:
         """Have Ray's replacements of dead executors take their places, under a new epoch."""
         if not lost:
             return
-        end_ns = monotonic_ns() + int(RESTART_TIMEOUT_S * 1e9)
         self._arena.header.epoch += 1
+        self._ask_replacement(f"executors {lost}", lambda: self._serve(lost))
+        self._arena.clear_abort()
+
+    def _ask_replacement(self, who: str, ask: Callable[[], None]) -> None:
+        """Ask actors that Ray is restarting until they are back; bounded."""
+        end_ns = monotonic_ns() + int(RESTART_TIMEOUT_S * 1e9)
         while True:
             try:
-                self._serve(lost)
-                break
+                return ask()
             except ray.exceptions.ActorUnavailableError:
                 if monotonic_ns() > end_ns:
-                    raise EngineError(f"executors {lost} did not come back") from None
+                    raise EngineError(f"{who} did not come back") from None
                 self._pause()
-        self._arena.clear_abort()

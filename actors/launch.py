@@ -18,9 +18,9 @@ from polyneuron.config import EngineConfig
 from polyneuron.errors import EngineError, PolyneuronError
 from polyneuron.io.weight_reader import ReadReport
 from polyneuron.kernels.arena import Arena, Unit
-from polyneuron.planning.source import Reads
 from polyneuron.model.spec import ModelSpec
 from polyneuron.planning.layout import ArenaLayout, num_executors
+from polyneuron.planning.source import Reads
 
 STOP_TIMEOUT_S = 10.0
 CALL_TIMEOUT_S = 60.0

@@ -6,11 +6,14 @@ Direct I/O where the file system allows it; several requests of a MiB or more ar
 from __future__ import annotations
 
 import errno
+import mmap
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from polyneuron.errors import ChecksumError, DeviceError
 from polyneuron.io.ncf_format import EXTENT_BYTES, NcfSection
@@ -21,6 +24,7 @@ from polyneuron.kernels.checksum import crc32c
 REQUEST_BYTES = 2 * EXTENT_BYTES
 QUEUE_DEPTH = 4
 MAX_TRIES = 3
+PROBE_BYTES = 512 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +40,17 @@ class SectionRead:
         return self.section.num_bytes
 
 
+class Landing(Protocol):
+    """Memory that reads land in."""
+
+    def bytes_at(self, offset: int, num_bytes: int) -> memoryview:
+        """The writable bytes at an offset."""
+
+
 class SectionReader:
     """One open neuron-cluster file and the threads that read it."""
 
-    def __init__(self, path: Path, arena: Arena) -> None:
+    def __init__(self, path: Path, arena: Landing) -> None:
         self._path, self._arena = path, arena
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
@@ -107,6 +118,31 @@ class SectionReader:
         """Wait for reads in flight and close the file."""
         self._pool.shutdown(cancel_futures=True)
         os.close(self._fd)
+
+
+class _Scratch:
+    """A buffer of a few requests in which later reads overwrite earlier ones."""
+
+    def __init__(self) -> None:
+        self._map = mmap.mmap(-1, QUEUE_DEPTH * REQUEST_BYTES)
+
+    def bytes_at(self, offset: int, num_bytes: int) -> memoryview:
+        start = offset % (QUEUE_DEPTH * REQUEST_BYTES)
+        return memoryview(self._map)[start : start + num_bytes]
+
+
+def sequential_rate(path: Path, sections: Sequence[NcfSection]) -> float:
+    """Bytes a second at which layers can be read, measured on the first of them."""
+    reader, total, started = SectionReader(path, _Scratch()), 0, time.perf_counter()
+    try:
+        for section in sections:
+            if total >= PROBE_BYTES:
+                break
+            parts = reader.submit(section, 0, verify=False)
+            total += sum(part.result() for part in parts)
+        return total / (time.perf_counter() - started)
+    finally:
+        reader.close()
 
 
 def read_sections(

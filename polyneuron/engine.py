@@ -20,20 +20,18 @@ from polyneuron.actors.cluster import ClusterConfig, PrivateCluster
 from polyneuron.actors.messages import RequestOutcome, SubmitRequest
 from polyneuron.actors.sequence_run import Mailbox
 from polyneuron.completion import Completion
-from polyneuron.config import DEFAULT_NUM_CTX, EngineConfig, usable_cores
+from polyneuron.config import EngineConfig, usable_cores
 from polyneuron.errors import ConfigError, ContextError, EngineError
 from polyneuron.generation import Generation, OpenRequest, make_stops
 from polyneuron.host_memory import HostMemory
 from polyneuron.io.weight_reader import ReadReport
-from polyneuron.kernels.arena import MAX_EXECUTORS
 from polyneuron.mode import IoReport, Mode
 from polyneuron.model.chat_template import ChatTemplate
 from polyneuron.model.locate import locate_model
 from polyneuron.model.model_cache import cached_ncf
 from polyneuron.model.sampling import SamplingParams
-from polyneuron.model.spec import ModelSpec
 from polyneuron.model.tokenizer import Tokenizer
-from polyneuron.planning.budget import Budget, fit, private_estimate
+from polyneuron.planning.budget import Budget, fit, private_estimate, resolve_config
 from polyneuron.planning.layout import ArenaLayout
 from polyneuron.planning.source import ModelSource, open_source
 
@@ -55,29 +53,6 @@ class MemoryReport:
     """The most since the engine was opened: of the cgroup where one limits, else as seen."""
     ray_bytes: int
     arena_bytes: int
-
-
-def resolve_config(config: EngineConfig, spec: ModelSpec) -> EngineConfig:
-    """Fill in what was left automatic, and refuse what the model or the arena cannot do."""
-    if config.num_ctx > spec.context_length:
-        raise ConfigError(
-            f"-c {config.num_ctx}: the model was trained for {spec.context_length} positions; "
-            f"give at most that"
-        )
-    workers = config.num_workers or min(len(usable_cores()), MAX_EXECUTORS // 2)
-    automatic = max(0, min(workers, MAX_EXECUTORS - workers))
-    npu_threads = automatic if config.num_npu_threads < 0 else config.num_npu_threads
-    if workers + npu_threads > MAX_EXECUTORS:
-        raise ConfigError(
-            f"{workers} workers and {npu_threads} NPU threads: there are places for "
-            f"{MAX_EXECUTORS} of both together"
-        )
-    return replace(
-        config,
-        num_ctx=config.num_ctx or min(spec.context_length, DEFAULT_NUM_CTX),
-        num_workers=workers,
-        num_npu_threads=npu_threads,
-    )
 
 
 def _check_whole(name: str, value: Any, low: int, high: int | None) -> None:
@@ -159,6 +134,11 @@ class Engine:
         staff = launch.hire(self.source.path, self.config, usable_cores())
         measured = sum(process.pss_bytes for process in self.cluster.memory_report())
         self.budget = self._plan(max(measured, private_estimate(self.config)))
+        if self.budget.layout.streamed and not self.source.can_stream:
+            raise ConfigError(
+                f"{self.source.path}: Ray and Python take {measured >> 20} MiB here, more than "
+                f"expected, and the model no longer fits: give it {measured >> 20} MiB more"
+            )
         self._actors = launch.launch(staff, self.spec, self.layout)
         cleanup.callback(self._actors.stop)
         self.read_report = self._load(on_load)

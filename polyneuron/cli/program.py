@@ -11,10 +11,13 @@ from polyneuron.cli.bench import bench
 from polyneuron.cli.convert import convert
 from polyneuron.cli.inspect import inspect
 from polyneuron.cli.perplexity import perplexity
+from polyneuron.cli.plan import plan
 from polyneuron.cli.run import run
 from polyneuron.cli.verify import verify
 
-COMMANDS: tuple[Callable[..., Any], ...] = (run, perplexity, bench, inspect, convert, verify)
+COMMANDS: tuple[Callable[..., Any], ...] = (
+    run, plan, perplexity, bench, inspect, convert, verify,
+)  # fmt: skip
 # BadParameter < UsageError < ClickException, of whichever click this typer brings.
 UsageFault: type[Exception] = typer.BadParameter.__mro__[2]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from polyneuron.config import EngineConfig
+from polyneuron.config import DEFAULT_NUM_CTX, EngineConfig, usable_cores
 from polyneuron.errors import ConfigError
+from polyneuron.kernels.arena import MAX_EXECUTORS
 from polyneuron.model.spec import ModelSpec
 from polyneuron.planning.layout import ArenaLayout, plan_layout
 from polyneuron.planning.source import ModelSource
@@ -21,6 +22,29 @@ ACTOR_BYTES = 48 * MIB
 OTHER_ACTORS = 4  # coordinator, NPU executor, I/O actor, cache actor
 HEADROOM_SHARE = 0.02
 """Of the budget, left free: page tables, sockets, what grows while running."""
+
+
+def resolve_config(config: EngineConfig, spec: ModelSpec) -> EngineConfig:
+    """Fill in what was left automatic, and refuse what the model or the arena cannot do."""
+    if config.num_ctx > spec.context_length:
+        raise ConfigError(
+            f"-c {config.num_ctx}: the model was trained for {spec.context_length} positions; "
+            f"give at most that"
+        )
+    workers = config.num_workers or min(len(usable_cores()), MAX_EXECUTORS // 2)
+    automatic = max(0, min(workers, MAX_EXECUTORS - workers))
+    npu_threads = automatic if config.num_npu_threads < 0 else config.num_npu_threads
+    if workers + npu_threads > MAX_EXECUTORS:
+        raise ConfigError(
+            f"{workers} workers and {npu_threads} NPU threads: there are places for "
+            f"{MAX_EXECUTORS} of both together"
+        )
+    return replace(
+        config,
+        num_ctx=config.num_ctx or min(spec.context_length, DEFAULT_NUM_CTX),
+        num_workers=workers,
+        num_npu_threads=npu_threads,
+    )
 
 
 def private_estimate(config: EngineConfig) -> int:

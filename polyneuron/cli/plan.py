@@ -1,0 +1,93 @@
+"""`polyneuron plan`: what a run would take and read, with nothing allocated."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from polyneuron.cli import options
+from polyneuron.sizes import show_size
+
+if TYPE_CHECKING:
+    from polyneuron.planning.budget import Budget
+
+PLAIN_WIDTH = 100
+
+
+def plan(
+    model: options.Model,
+    memory: options.Memory = "0",
+    ffn_resident: options.FfnResident = -1.0,
+    ctx_size: options.CtxSize = 0,
+    threads: options.Threads = 0,
+    as_json: options.Json = False,
+) -> None:
+    """Show what stays in memory, what is read for each token, and how fast that can be."""
+    from polyneuron.config import EngineConfig
+    from polyneuron.host_memory import HostMemory
+    from polyneuron.io.section_reader import sequential_rate
+    from polyneuron.model.locate import locate_model
+    from polyneuron.planning.budget import fit, private_estimate, resolve_config
+    from polyneuron.planning.source import open_source
+
+    source = open_source(locate_model(model))
+    wanted = options.budget(memory, ffn_resident, model)
+    config = EngineConfig(num_ctx=ctx_size, num_workers=threads, max_sequences=1, **wanted)
+    config = resolve_config(config, source.spec)
+    limit = config.memory_bytes or HostMemory().available().num_bytes
+    budget = fit(source, config, limit, private_estimate(config))
+    rate = None
+    if budget.streamed_bytes and source.can_stream:
+        sections = [place.section for place in budget.layout.streamed]
+        rate = sequential_rate(source.path, sections)
+    if as_json:
+        sys.stdout.write(json.dumps(as_object(budget, rate)) + "\n")
+        return
+    width = None if sys.stdout.isatty() else PLAIN_WIDTH
+    console = Console(file=sys.stdout, width=width, highlight=False, markup=False)
+    console.print(table(budget))
+    for line in promises(budget, rate, can_stream=source.can_stream):
+        console.print(line, soft_wrap=True)
+
+
+def table(budget: Budget) -> Table:
+    """The account, a row each."""
+    shown = Table(box=box.SIMPLE_HEAD)
+    shown.add_column("memory")
+    shown.add_column("", justify="right")
+    for what, num_bytes in budget.rows():
+        shown.add_row(what, show_size(num_bytes))
+    shown.add_row("budget", show_size(budget.limit_bytes))
+    return shown
+
+
+def promises(budget: Budget, rate: float | None, *, can_stream: bool) -> list[str]:
+    """What follows for every token."""
+    if not budget.streamed_bytes:
+        return ["everything stays in memory: nothing is read while it runs"]
+    lines = [f"each token reads {show_size(budget.streamed_bytes)} from the file"]
+    if rate is not None:
+        most = rate / budget.streamed_bytes
+        lines.append(f"the disk gives {rate / 1e6:.0f} MB/s: at most {most:.2f} tok/s")
+    if not can_stream:
+        lines.append("a run converts the model once into the cache folder")
+    return lines
+
+
+def as_object(budget: Budget, rate: float | None) -> dict[str, Any]:
+    """The same as data; null where nothing was measured."""
+    return {
+        "budget_bytes": budget.limit_bytes,
+        "rows": [{"what": what, "bytes": num_bytes} for what, num_bytes in budget.rows()],
+        "num_layers": budget.num_layers,
+        "num_resident_layers": budget.num_resident,
+        "resident_ffn_fraction": budget.resident_ffn_fraction,
+        "bytes_per_token": budget.streamed_bytes,
+        "disk_bytes_per_second": rate,
+        "tokens_per_second_at_most": rate / budget.streamed_bytes if rate else None,
+    }

@@ -1,0 +1,141 @@
+"""A budget that holds: streamed output on actors, inside a memory cgroup of that size."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from polyneuron.errors import ConfigError
+from polyneuron.io.ncf_format import Layout
+from polyneuron.model.convert import convert
+from polyneuron.model.locate import locate_model
+from tests.support.engines import GREEDY, PROMPT, open_engine, write_model
+
+pytestmark = pytest.mark.ray
+
+MIB = 1 << 20
+BUDGET = 660 * MIB
+TIMEOUT_S = 100
+
+
+def tokens_and_logits(path: Path, **settings: object) -> tuple[list[int], str | None]:
+    with open_engine(path, **settings) as engine:
+        answer = engine.generate(PROMPT, max_tokens=8, sampling=GREEDY, ignore_eos=True)
+        return answer.tokens, answer.logits_sha256
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("budget"))
+
+
+@pytest.fixture(scope="module")
+def ncf(gguf: Path) -> Path:
+    path = gguf.with_suffix(".ncf")
+    convert(gguf, path, layout=Layout.TILES)
+    return path
+
+
+class TestStreaming:
+    def test_streamed_equals_resident_on_actors(self, gguf: Path, ncf: Path) -> None:
+        resident = tokens_and_logits(gguf)
+        assert tokens_and_logits(ncf, ffn_resident=0.0) == resident
+        assert tokens_and_logits(ncf, ffn_resident=0.5, num_workers=1) == resident
+
+    def test_gguf_is_converted_once_where_it_must_stream(
+        self, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        streamed = tokens_and_logits(gguf, ffn_resident=0.0)
+        entries = list(tmp_path.rglob("*.ncf"))
+        assert len(entries) == 1
+        written = entries[0].stat().st_mtime_ns
+        assert tokens_and_logits(gguf, ffn_resident=0.0) == streamed
+        assert entries[0].stat().st_mtime_ns == written
+
+    def test_lost_reader_is_replaced(self, ncf: Path) -> None:
+        with open_engine(ncf, ffn_resident=0.0) as engine:
+            options = {"max_tokens": 200, "sampling": GREEDY, "ignore_eos": True}
+            expected = engine.generate(PROMPT, **options)
+            generation = engine.stream(PROMPT, **options)
+            pieces = iter(generation)
+            next(pieces)
+            os.kill(engine.actors.pids["I/O actor"], signal.SIGKILL)
+            for _ in pieces:
+                pass
+            assert generation.completion.tokens == expected.tokens
+            assert generation.completion.logits_sha256 == expected.logits_sha256
+
+
+@contextmanager
+def memory_cgroup(limit_bytes: int) -> Iterator[Path]:
+    """A memory cgroup (v1 or v2) below this process's own, or a skip with the reason."""
+    root = Path("/sys/fs/cgroup")
+    own = {
+        line.split(":")[1]: line.split(":")[2]
+        for line in Path("/proc/self/cgroup").read_text().splitlines()
+    }
+    is_v1 = (root / "memory").is_dir()
+    base = root / "memory" / own.get("memory", "/").lstrip("/") if is_v1 else root
+    folder = base / f"polyneuron-test-{os.getpid()}"
+    limit_file = folder / ("memory.limit_in_bytes" if is_v1 else "memory.max")
+    try:
+        folder.mkdir()
+        limit_file.write_text(str(limit_bytes))
+    except OSError as error:
+        if folder.is_dir():
+            folder.rmdir()
+        pytest.skip(f"no memory cgroup can be made here: {error.strerror}")
+    try:
+        yield folder
+    finally:
+        folder.rmdir()
+
+
+def oom_kills(folder: Path) -> int:
+    for name in ("memory.oom_control", "memory.events"):
+        path = folder / name
+        if path.exists():
+            fields = dict(line.split() for line in path.read_text().splitlines())
+            return int(fields["oom_kill"])
+    raise AssertionError("a memory cgroup counts its kills")
+
+
+def run_inside(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run polyneuron in a cgroup."""
+    script = 'echo $$ > "$0/cgroup.procs"; exec "$@"'
+    return subprocess.run(
+        ["sh", "-c", script, str(folder), sys.executable, "-m", "polyneuron", *words],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def test_smollm2_streams_inside_a_cgroup_of_its_budget(tmp_path: Path) -> None:
+    try:
+        source = locate_model("smollm2")
+    except ConfigError as error:  # the weights are an extra
+        pytest.skip(str(error))
+    path = tmp_path / "smollm2.ncf"
+    convert(source, path, layout=Layout.TILES)
+    words = ["run", "-m", str(path), "-p", "The capital of France is", "-n", "8", "--temp", "0"]
+    words += ["-c", "256", "--memory", str(BUDGET), "--json", "-t", "2"]
+    with memory_cgroup(BUDGET) as folder:  # its removal fails while a process is left in it
+        done = run_inside(folder, *words)
+        assert done.returncode == 0, done.stderr
+        assert oom_kills(folder) == 0
+    result = json.loads(done.stdout)
+    assert result["text"].startswith(" Paris")
+    assert 0 < result["memory"]["resident_ffn_fraction"] < 1
+    assert result["memory"]["peak_bytes"] <= BUDGET
+    assert result["io"]["bytes_per_token"] > MIB
