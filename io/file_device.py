@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from polyneuron.errors import DeviceError
@@ -83,7 +83,8 @@ class FileDevice:
     def close(self) -> None:
         """Close the file; views handed out before must be gone."""
         os.close(self._fd)
-        self._buffer.close()
+        with suppress(BufferError):  # an error on its way may hold views in its traceback
+            self._buffer.close()
 
 
 @contextmanager
