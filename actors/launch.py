@@ -24,6 +24,7 @@ from polyneuron.planning.source import Reads
 
 STOP_TIMEOUT_S = 10.0
 CALL_TIMEOUT_S = 60.0
+CALL_SLICE_S = 0.5
 
 
 def _actor(shell: type, name: str, loops: int, args: tuple[Any, ...]) -> Any:
@@ -137,9 +138,13 @@ def _get(ref: Any, timeout_s: float | None = None) -> Any:
         raise EngineError(f"an actor was lost: {type(error).__name__}") from error
 
 
-def call(method: Any, *args: Any) -> Any:
-    """Call an actor's method and wait for the answer, for a bounded time."""
-    return _get(method.remote(*args), CALL_TIMEOUT_S)
+def ask_coordinator(actors: Actors, method: str, *args: Any) -> Any:
+    """Call the coordinator and wait for the answer; EngineError as soon as its process is lost."""
+    check_processes(actors, "coordinator")
+    ref = getattr(actors.coordinator, method).remote(*args)
+    while not ray.wait([ref], timeout=CALL_SLICE_S)[0]:
+        check_processes(actors, "coordinator")
+    return _get(ref)
 
 
 def lost_processes(actors: Actors) -> list[str]:

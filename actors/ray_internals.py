@@ -25,6 +25,7 @@ from typing import Any
 from polyneuron.actors.process_stats import ProcessId, identify
 
 _WORKER_ENTRY = Path(__file__).resolve().parent / "worker_entry.py"
+_REAP_BOUND_S = 5.0
 _WORKER_NURSERY = _WORKER_ENTRY.with_name("worker_nursery.py")
 
 # Methods of ray's Node: autoscaler, log forwarder, dashboard head (with its usage statistics).
@@ -193,6 +194,9 @@ class RayProcesses:
     def close(self) -> None:
         """End the thread the processes hang on; what is left of them ends with it."""
         self._keeper.close()
+        for handle in self._handles:  # one may have ended after the last look
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                handle.wait(_REAP_BOUND_S)
 
     def _wrap(self, starter: Callable[..., Any]) -> Callable[..., Any]:
         def start(command: list[str], process_type: str, *args: Any, **kwargs: Any) -> Any:

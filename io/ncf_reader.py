@@ -26,6 +26,7 @@ from polyneuron.io.ncf_format import (
 from polyneuron.io.ncf_manifest import MAX_MANIFEST_BYTES, decode_manifest
 from polyneuron.kernels.checksum import crc32c
 
+CHECK_EXTENTS = 8  # read at once
 CURE = "fetch or convert it again"
 
 
@@ -102,15 +103,16 @@ class NcfFile:
     def check(self, name: str, progress: Callable[[int], None] = lambda num_bytes: None) -> None:
         """Read a section whole and compare it with its checksums; `progress` gets bytes read."""
         section = self.section(name)
-        with open_device(self.path, EXTENT_BYTES) as device:
-            for index in range(section.num_extents):
-                offset, num_bytes = section.extent(index)
-                view = device.read(offset, num_bytes)
+        with open_device(self.path, CHECK_EXTENTS * EXTENT_BYTES) as device:
+            for index in range(0, section.num_extents, CHECK_EXTENTS):
+                offset, _ = section.extent(index)
+                left = section.num_bytes - index * EXTENT_BYTES
+                view = device.read(offset, min(left, CHECK_EXTENTS * EXTENT_BYTES))
                 try:
                     self.check_extents(section, index, view)
+                    progress(len(view))
                 finally:
                     view.release()
-                progress(num_bytes)
 
     def check_all(self, progress: Callable[[int], None] = lambda num_bytes: None) -> None:
         """Check every section; the head was checked when it was read."""

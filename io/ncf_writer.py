@@ -1,7 +1,7 @@
 """Writes a neuron-cluster file from front to back; killed anywhere, it goes on when run again.
 
-Data go to `FILE.partial`, the pieces that are done to a journal beside it. The head is written last;
-then the file is synced and takes its name, so a file of that name is complete.
+Data go to `FILE.partial`, the pieces that are done to a journal beside it. The head is written
+last; then the file is synced and takes its name, so a file of that name is complete.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from polyneuron.io.file_kind import NCF_MAGIC
 from polyneuron.io.ncf_format import HEADER, PAGE_BYTES, VERSION, NcfManifest, NcfSection
 from polyneuron.io.ncf_manifest import encode_manifest
 from polyneuron.io.pack import PackError
-from polyneuron.io.staged_file import STAGE_BYTES, StagedFile
+from polyneuron.io.staged_file import StagedFile
 from polyneuron.io.write_journal import PieceRecord, WriteJournal
 from polyneuron.kernels.checksum import crc32c
 
@@ -124,7 +124,6 @@ class NcfWriter:
         plan: NcfPlan,
         recipe: str,
         on_wait: Callable[[], None] = lambda: None,
-        stage_bytes: int = STAGE_BYTES,
     ) -> None:
         self.output = output
         self.plan = plan
@@ -136,7 +135,7 @@ class NcfWriter:
         self._waiting: list[tuple[int, PieceRecord]] = []
         self._journal = WriteJournal(journal_path(output), plan.key(recipe), on_wait)
         try:
-            self._file = StagedFile(partial_path(output), stage_bytes)
+            self._file = StagedFile(partial_path(output))
         except DeviceError:
             self._journal.__exit__(None, None, None)
             raise

@@ -23,15 +23,15 @@ class StagedFile:
     go through the page cache, are synced buffer by buffer and given back at once.
     """
 
-    def __init__(self, path: Path, stage_bytes: int = STAGE_BYTES) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._stage_bytes = stage_bytes
+        self._stage_bytes = STAGE_BYTES
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         try:
             self._fd, self.is_direct = os.open(path, flags | os.O_DIRECT, 0o666), True
         except OSError:
             self._fd, self.is_direct = self._open(flags), False
-        self._stages = [mmap.mmap(-1, stage_bytes), mmap.mmap(-1, stage_bytes)]
+        self._stages = [mmap.mmap(-1, self._stage_bytes) for _ in range(2)]
         self._fill = 0
         self._start = 0
         self._pending: Future[None] | None = None
@@ -133,7 +133,7 @@ class StagedFile:
         if count == 0:
             raise DeviceError(errno.EIO, f"{self.path}: nothing was written at byte {offset}")
         if self.is_direct and count % SECTOR_BYTES and count < len(view):
-            self._fall_back()  # a short direct write ends inside a sector: the rest cannot be direct
+            self._fall_back()  # it ended inside a sector: the rest cannot be direct
         return count
 
     def _fall_back(self) -> None:

@@ -1,24 +1,28 @@
 """Reads weights from a GGUF into the arena, packing them into tiles on the way.
 
-Memory stays bounded: rows pass through one buffer, a whole number of tiles at a time.
+Memory stays bounded: rows pass through a few buffers, a whole number of tiles at a time, and the
+next ones are being read while one is packed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from polyneuron.errors import FormatError
+from polyneuron.io.block_device import BlockDevice, ByteRange
 from polyneuron.io.file_device import open_device
 from polyneuron.io.gguf_file import GgufTensor
 from polyneuron.io.pack import PackError, pack_rows_into, vector_values
+from polyneuron.io.read_ahead import read_ahead
 from polyneuron.kernels.arena import Arena
 from polyneuron.kernels.quant import StorageType, tile_bytes
 
-READ_BYTES = 8 << 20
+READ_BYTES = 4 << 20
 TILE_ROWS = 32
 
 
@@ -51,37 +55,51 @@ def read_weights(
     path: Path, reads: list[WeightRead], arena: Arena, progress: Callable[[int], None]
 ) -> ReadReport:
     """Bring every weight to its place; `progress` is called with the bytes read so far."""
-    largest = max((_chunk_bytes(read.tensor) for read in reads), default=0)
+    with open_device(path) as device:
+        return read_weights_from(device, reads, arena, progress)
+
+
+def read_weights_from(
+    device: BlockDevice, reads: list[WeightRead], arena: Arena, progress: Callable[[int], None]
+) -> ReadReport:
+    """As `read_weights`, from a device that is open."""
     total = 0
     lossy: dict[str, PackError] = {}
-    with open_device(path, largest) as device:
-        for read in reads:
-            rows = _chunk_rows(read.tensor)
-            for row in range(0, read.tensor.num_rows, rows):
-                count = min(rows, read.tensor.num_rows - row)
-                start = read.tensor.offset + row * read.tensor.row_bytes
-                raw = device.read(start, count * read.tensor.row_bytes)
-                try:
-                    error = _place(read, row, count, raw, arena)
-                except FormatError as problem:  # names the tensor; only here is the file known
-                    raise FormatError(f"{path}: {problem}") from None
-                finally:
-                    raw.release()
-                if error is not None and not error.is_lossless:
-                    lossy[read.tensor.name] = lossy.get(read.tensor.name, PackError()) + error
-                total += count * read.tensor.row_bytes
-                progress(total)
-        return ReadReport(total, device.is_direct, lossy)
+    chunks = [chunk for read in reads for chunk in _chunks(read)]
+    with closing(read_ahead(device, [chunk.source for chunk in chunks])) as views:
+        for chunk, raw in zip(chunks, views, strict=True):
+            name = chunk.read.tensor.name
+            try:
+                error = _place(chunk.read, chunk.row, chunk.num_rows, raw, arena)
+            except FormatError as problem:  # names the tensor; only here is the file known
+                raise FormatError(f"{device.info().path}: {problem}") from None
+            finally:
+                raw.release()
+            if error is not None and not error.is_lossless:
+                lossy[name] = lossy.get(name, PackError()) + error
+            total += chunk.source.num_bytes
+            progress(total)
+    return ReadReport(total, device.info().is_direct, lossy)
 
 
-def _chunk_rows(tensor: GgufTensor) -> int:
-    """Rows read at once: whole tiles, about READ_BYTES."""
-    tiles = READ_BYTES // (tensor.row_bytes * TILE_ROWS)
-    return min(tensor.num_rows, max(1, tiles) * TILE_ROWS)
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Rows of one tensor that are read at once."""
+
+    read: WeightRead
+    row: int
+    num_rows: int
+    source: ByteRange
 
 
-def _chunk_bytes(tensor: GgufTensor) -> int:
-    return _chunk_rows(tensor) * tensor.row_bytes
+def _chunks(read: WeightRead) -> Iterator[_Chunk]:
+    """Whole tiles, about READ_BYTES each."""
+    tensor = read.tensor
+    tiles = max(1, READ_BYTES // (tensor.row_bytes * TILE_ROWS))
+    for row in range(0, tensor.num_rows, tiles * TILE_ROWS):
+        count = min(tiles * TILE_ROWS, tensor.num_rows - row)
+        start = tensor.offset + row * tensor.row_bytes
+        yield _Chunk(read, row, count, ByteRange(start, count * tensor.row_bytes))
 
 
 def _place(

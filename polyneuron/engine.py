@@ -191,7 +191,7 @@ class Engine:
         mailbox.clear()
         request = SubmitRequest(request_id=request_id, mailbox=index, **fields)
         try:
-            self._launch.call(actors.coordinator.submit, request.pack())
+            self._launch.ask_coordinator(actors, "submit", request.pack())
         except BaseException:
             self._free_mailbox(index)
             raise
@@ -302,7 +302,7 @@ class Engine:
 
     def cancel(self, request_id: int) -> None:
         """End a request soon; an ended one is no error."""
-        self._launch.call(self.actors.coordinator.cancel, request_id)
+        self._launch.ask_coordinator(self.actors, "cancel", request_id)
 
     def check_alive(self) -> None:
         """Raise EngineError when the coordinator's loop has ended or its process is lost."""
@@ -311,8 +311,8 @@ class Engine:
     def take_outcome(self, request: SubmitRequest) -> RequestOutcome:
         """The outcome of an ended request; frees its mailbox in any case."""
         try:
-            take = self.actors.coordinator.take_outcome
-            outcome = RequestOutcome.unpack(self._launch.call(take, request.request_id))
+            ask = self._launch.ask_coordinator
+            outcome = RequestOutcome.unpack(ask(self.actors, "take_outcome", request.request_id))
         finally:
             self._free_mailbox(request.mailbox)
         if outcome.error is not None:

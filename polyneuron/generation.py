@@ -119,6 +119,11 @@ class Generation:
             timings=timings_of(outcome, self._engine.load_ms, len(self._tokens)),
         )
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last token has been computed; its text may still be ahead."""
+        return not self._open.is_open or self._open.mailbox.finished
+
     def cancel(self) -> None:
         """Ask for the end; the iteration ends soon after."""
         self._open.cancel()

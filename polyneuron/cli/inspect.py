@@ -1,14 +1,12 @@
-"""`polyneuron inspect`: what a GGUF holds and what each of its tensors will become."""
+"""`polyneuron inspect`: what a model file holds; of a GGUF also what each tensor will become."""
 
 import dataclasses
 import json
 import sys
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich import box
 from rich.console import Console
@@ -16,7 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from polyneuron.cli import options
+from polyneuron.cli.inspect_ncf import NcfInspection, inspect_ncf, ncf_tables
+from polyneuron.cli.shown import amount, plain, rope_text, shown, tokenizer_facts
 from polyneuron.errors import FormatError
+from polyneuron.io.file_kind import is_ncf
 from polyneuron.io.ggml_types import why_unsupported
 from polyneuron.io.gguf_file import GgufHeader, GgufTensor, check_supported, read_header
 from polyneuron.io.pack import is_lossless, packed_bytes, storage_type
@@ -76,8 +77,8 @@ def inspect_file(path: Path) -> Inspection:
         architecture=_text(header, "general.architecture"),
         name=_text(header, "general.name"),
         problem=problem,
-        hyper_parameters=_plain(dataclasses.asdict(spec)) if spec else None,
-        tokenizer=_tokenizer(header),
+        hyper_parameters=plain(dataclasses.asdict(spec)) if spec else None,
+        tokenizer=tokenizer_facts(header.metadata),
         tensors=rows,
         num_parameters=sum(tensor.num_rows * tensor.num_cols for tensor in header.tensors),
         tensor_bytes=sum(tensor.num_bytes for tensor in header.tensors),
@@ -86,20 +87,25 @@ def inspect_file(path: Path) -> Inspection:
 
 
 def inspect(
-    file: Annotated[str, typer.Argument(help="a .gguf file, or the word smollm2")],
+    file: Annotated[str, typer.Argument(help="a .gguf or .ncf file, or the word smollm2")],
     as_json: options.Json = False,
 ) -> None:
-    """Show what a GGUF holds and what each of its tensors will become."""
-    inspection = inspect_file(locate_model(file))
+    """Show what a model file holds; of a GGUF also what each of its tensors will become."""
+    path = locate_model(file)
+    inspection = inspect_ncf(path) if is_ncf(path) else inspect_file(path)
     if as_json:
         sys.stdout.write(json.dumps(dataclasses.asdict(inspection)) + "\n")
         return
     width = None if sys.stdout.isatty() else PLAIN_WIDTH
     console = Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
-    console.print(_summary(inspection))
-    console.print(_tensor_table(inspection))
+    if isinstance(inspection, NcfInspection):
+        tables = ncf_tables(inspection)
+    else:
+        tables = [_summary(inspection), _tensor_table(inspection)]
+    for table in tables:
+        console.print(table)
     if inspection.problem is not None:
-        console.print(f"cannot be run: {_shown(inspection.problem)}", soft_wrap=True)
+        console.print(f"cannot be run: {shown(inspection.problem)}", soft_wrap=True)
 
 
 def _tensor_row(tensor: GgufTensor) -> TensorRow:
@@ -122,72 +128,22 @@ def _text(header: GgufHeader, key: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Enums by name, and nested parts alike: what JSON can hold."""
-    plain: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            plain[key] = _plain(value)
-        else:
-            plain[key] = value.name.lower() if isinstance(value, Enum) else value
-    return plain
-
-
-def _tokenizer(header: GgufHeader) -> dict[str, Any]:
-    tokens = header.metadata.get("tokenizer.ggml.tokens")
-    merges = header.metadata.get("tokenizer.ggml.merges")
-    found = {
-        key: header.metadata.get(f"tokenizer.ggml.{key}")
-        for key in ("model", "pre", "bos_token_id", "eos_token_id", "add_bos_token")
-    }
-    return {
-        **{
-            key: None if isinstance(value, np.ndarray | list) else value
-            for key, value in found.items()
-        },
-        "num_tokens": len(tokens) if isinstance(tokens, list) else None,
-        "num_merges": len(merges) if isinstance(merges, list) else None,
-        "has_chat_template": "tokenizer.chat_template" in header.metadata,
-    }
-
-
-def _shown(value: object) -> str:
-    """A value as text that no terminal or encoding stumbles over."""
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return text if text.isprintable() else ascii(text)[1:-1]
-
-
-def _amount(num_bytes: int | None) -> str:
-    if num_bytes is None:
-        return "-"
-    if num_bytes < 1 << 20:
-        return f"{num_bytes / 2**10:,.1f} KiB"
-    return f"{num_bytes / 2**20:,.2f} MiB"
-
-
 def _summary(inspection: Inspection) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     rows: list[tuple[str, object]] = [
         ("file", inspection.file),
-        ("size", f"{_amount(inspection.file_bytes)}, GGUF version {inspection.gguf_version}"),
+        ("size", f"{amount(inspection.file_bytes)}, GGUF version {inspection.gguf_version}"),
         ("architecture", inspection.architecture or "-"),
         ("name", inspection.name or "-"),
         ("parameters", f"{inspection.num_parameters:,}"),
     ]
     for key, value in (inspection.hyper_parameters or {}).items():
         if key not in ("family", "name"):
-            rows.append((key, _rope(value) if key == "rope" else value))
+            rows.append((key, rope_text(value) if key == "rope" else value))
     rows += [(f"tokenizer.{key}", value) for key, value in inspection.tokenizer.items()]
     for label, value in rows:
-        table.add_row(Text(label), Text("-" if value is None else _shown(value)))
+        table.add_row(Text(label), Text("-" if value is None else shown(value)))
     return table
-
-
-def _rope(rope: dict[str, Any]) -> str:
-    set_parts = {key: value for key, value in rope.items() if value not in (None, ())}
-    factors = set_parts.pop("frequency_factors", ())
-    text = ", ".join(f"{key} {value}" for key, value in set_parts.items())
-    return text + (f", {len(factors)} frequency factors" if factors else "")
 
 
 def _tensor_table(inspection: Inspection) -> Table:
@@ -198,16 +154,16 @@ def _tensor_table(inspection: Inspection) -> Table:
     table.add_column("stored as")
     table.add_column("shape", justify="right")
     file_total, stored_total = inspection.tensor_bytes, inspection.stored_bytes
-    table.add_column("in file", justify="right", footer=Text(_amount(file_total)))
-    table.add_column("in memory", justify="right", footer=Text(_amount(stored_total)))
+    table.add_column("in file", justify="right", footer=Text(amount(file_total)))
+    table.add_column("in memory", justify="right", footer=Text(amount(stored_total)))
     for row in inspection.tensors:
         lossy = "" if row.is_lossless in (True, None) else " (rounded)"
         table.add_row(
-            Text(_shown(row.name)),
+            Text(shown(row.name)),
             row.type,
             Text("not supported" if row.storage is None else row.storage + lossy),
             " x ".join(str(count) for count in row.shape),
-            _amount(row.file_bytes),
-            _amount(row.stored_bytes),
+            amount(row.file_bytes),
+            amount(row.stored_bytes),
         )
     return table

@@ -44,12 +44,11 @@ class OwnEngine:
         # Imported late: by now the engine has prepared what Ray reads on import.
         from polyneuron.actors import launch
 
-        coordinator = self._engine.actors.coordinator
-        launch.call(coordinator.set_dry, True)
+        launch.ask_coordinator(self._engine.actors, "set_dry", True)
         try:
             times = self.run(Phase.DECODE, tokens).token_ms
         finally:
-            launch.call(coordinator.set_dry, False)
+            launch.ask_coordinator(self._engine.actors, "set_dry", False)
         return times["mean"] if times else None
 
     def pss_bytes(self) -> int:

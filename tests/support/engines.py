@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from polyneuron import Engine, EngineConfig, SamplingParams
-from tests.support.leftovers import wait_until
 from tests.support.tiny_gguf import TinyModel, write_tiny_gguf
 
 MODEL = TinyModel(
@@ -29,15 +26,3 @@ def write_model(folder: Path) -> Path:
 def open_engine(path: Path, **settings: Any) -> Engine:
     """An open engine; `settings` are fields of EngineConfig beside those of CONFIG."""
     return Engine(str(path), CONFIG, **settings)
-
-
-def wait_for_step(engine: Engine, executor: int) -> int:
-    """Wait until an executor is inside a step; returns its process."""
-    record = engine.actors.arena.executor(executor)
-    wait_until(lambda: record.busy_seq != 0, f"executor {executor} inside a step")
-    return int(record.pid)
-
-
-def send(pid: int, signal_number: int) -> Callable[[], None]:
-    """A call that sends the signal."""
-    return lambda: os.kill(pid, signal_number)

@@ -1,0 +1,60 @@
+"""Facts about model files as JSON and people can take them."""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+
+def plain(values: dict[str, Any]) -> dict[str, Any]:
+    """Enums by name, and nested parts alike: what JSON can hold."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            found[key] = plain(value)
+        else:
+            found[key] = value.name.lower() if isinstance(value, Enum) else value
+    return found
+
+
+def tokenizer_facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What there is to say about a vocabulary in a line or two."""
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    merges = metadata.get("tokenizer.ggml.merges")
+    found = {
+        key: metadata.get(f"tokenizer.ggml.{key}")
+        for key in ("model", "pre", "bos_token_id", "eos_token_id", "add_bos_token")
+    }
+    return {
+        **{
+            key: None if isinstance(value, np.ndarray | list) else value
+            for key, value in found.items()
+        },
+        "num_tokens": len(tokens) if isinstance(tokens, list) else None,
+        "num_merges": len(merges) if isinstance(merges, list) else None,
+        "has_chat_template": "tokenizer.chat_template" in metadata,
+    }
+
+
+def shown(value: object) -> str:
+    """A value as text that no terminal or encoding stumbles over."""
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
+def amount(num_bytes: int | None) -> str:
+    """Bytes for people; `-` where they are not known."""
+    if num_bytes is None:
+        return "-"
+    if num_bytes < 1 << 20:
+        return f"{num_bytes / 2**10:,.1f} KiB"
+    return f"{num_bytes / 2**20:,.2f} MiB"
+
+
+def rope_text(rope: dict[str, Any]) -> str:
+    """A rotary embedding in one line; of frequency factors only how many."""
+    set_parts = {key: value for key, value in rope.items() if value not in (None, ())}
+    factors = set_parts.pop("frequency_factors", ())
+    text = ", ".join(f"{key} {value}" for key, value in set_parts.items())
+    return text + (f", {len(factors)} frequency factors" if factors else "")

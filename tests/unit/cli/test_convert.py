@@ -1,0 +1,124 @@
+"""`convert`, `verify` and `inspect` on neuron-cluster files."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from polyneuron.cli.main import main
+from polyneuron.cli.progress import progress_line
+from polyneuron.io.ncf_reader import read_ncf
+from tests.support.tiny_gguf import TinyModel
+from tests.support.tiny_ncf import write_source
+
+
+def run(*words: object) -> int:
+    """The program's exit code."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    code = ended.value.code
+    assert isinstance(code, int)
+    return code
+
+
+@pytest.fixture
+def output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A converted file, with bundles."""
+    path = tmp_path / "out.ncf"
+    assert run("convert", write_source(tmp_path), "-o", path) == 0
+    return path
+
+
+class TestConvert:
+    def test_says_what_was_written(self, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        said = capsys.readouterr()
+        assert said.out == ""
+        first, second = said.err.splitlines()
+        assert first.startswith(f"{output}: ") and " MiB in bundles, " in first
+        assert first.endswith("MB/s")
+        assert "relative rms error: blk." in second and "ffn_down.weight 0." in second
+
+    def test_lossless_is_said(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        source = write_source(tmp_path, TinyModel(tensor_type="Q8_0"))
+        assert run("convert", source, "-o", tmp_path / "t.ncf") == 0
+        assert "every weight is the source's" in capsys.readouterr().err
+
+    def test_second_run_has_nothing_to_do(
+        self, output: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        capsys.readouterr()
+        assert run("convert", output.parent / "tiny.gguf", "-o", output) == 0
+        assert "nothing to do" in capsys.readouterr().err
+
+    def test_layout_can_be_chosen(self, output: Path) -> None:
+        words = ("convert", output.parent / "tiny.gguf", "--layout", "tiles", "-o", output)
+        assert run(*words) == 2
+        assert run(*words, "--force") == 0
+        assert read_ncf(output).manifest.layout == "tiles"
+
+    def test_folder_that_is_missing_is_named(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert run("convert", write_source(tmp_path), "-o", tmp_path / "no" / "o.ncf") == 2
+        assert "no such folder" in capsys.readouterr().err
+
+
+class TestVerify:
+    def test_sound_files_are_ok(self, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        capsys.readouterr()
+        assert run("verify", output) == 0
+        assert "ok: header, manifest, 3 extents of 3 sections" in capsys.readouterr().out
+        assert run("verify", output.parent / "tiny.gguf") == 0
+        assert "a GGUF carries no checksums" in capsys.readouterr().out
+        assert run("verify", output, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["bytes"] == output.stat().st_size
+
+    def test_damage_is_placed(self, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        section = read_ncf(output).layer_section(1)
+        data = bytearray(output.read_bytes())
+        data[section.offset + 7] ^= 1
+        output.write_bytes(data)
+        capsys.readouterr()
+        assert run("verify", output) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        (line,) = said.err.splitlines()
+        assert f"section layer.1, bytes {section.offset} to" in line
+
+
+class TestInspect:
+    def test_json_describes_the_file(
+        self, output: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        capsys.readouterr()
+        assert run("inspect", output, "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["architecture"], found["layout"]) == ("bamboo", "bundles")
+        assert found["problem"] is None
+        assert found["hyper_parameters"]["feed_forward"] == "drelu"
+        assert [row["name"] for row in found["sections"]] == ["fixed", "layer.0", "layer.1"]
+        assert found["sections"][1]["bundle"]["num_neurons"] == 160
+        rows = {row["name"]: row for row in found["tensors"]}
+        assert rows["blk.0.ffn_down.weight"]["shape"] == [160, 64]
+        assert rows["blk.0.ffn_down.weight"]["rms_error"] > 0
+        assert rows["blk.0.ffn_up.weight"]["is_lossless"]
+        assert found["tokenizer"]["num_tokens"] == 299
+
+    def test_tables_show_sections_and_tensors(
+        self, output: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        capsys.readouterr()
+        assert run("inspect", output) == 0
+        out = capsys.readouterr().out
+        for word in ("neuron-cluster file version 1", "layer.1", "blk.1.ffn_down.weight", "160"):
+            assert word in out
+        assert "cannot be run" not in out
+
+
+@pytest.mark.parametrize(
+    ("rate", "end"), [(0.0, ", 0 MB/s"), (50e6, ", 50 MB/s, 1:26 left"), (1e12, ", 0:00 left")]
+)
+def test_progress_line_says_speed_and_time(rate: float, end: str) -> None:
+    line = progress_line("converting", 100 << 20, 4196 << 20, rate)
+    assert line.startswith("converting: 100 of 4196 MiB, ")
+    assert line.endswith(end)
