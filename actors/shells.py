@@ -11,6 +11,7 @@ import ray
 
 from polyneuron.actors.cache_actor import CacheState
 from polyneuron.actors.messages import ExecutorStatus, PlaceExecutor
+from polyneuron.io.file_device import open_device
 from polyneuron.io.layer_reader import LayerReader
 from polyneuron.io.ncf_format import NcfSection
 from polyneuron.io.section_reader import SectionRead, read_sections
@@ -113,7 +114,8 @@ class IoShell:
     @ray.method(concurrency_group="loop")
     def stream(self, offset: int, sections: list[NcfSection]) -> None:
         """Keep the stage buffers filled until the stream stops or a read fails for good."""
-        LayerReader(self._path, self._arena, offset, sections).run()
+        with open_device(self._path) as device:
+            LayerReader(device, self._arena, offset, sections).run()
 
 
 class CacheShell:

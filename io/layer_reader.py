@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
-from concurrent.futures import Future
-from pathlib import Path
+import errno
+from collections.abc import Sequence
 
 from polyneuron.errors import DeviceError
+from polyneuron.io.block_device import STALL_TIMEOUT_NS, BlockDevice, stall_error
 from polyneuron.io.ncf_format import NcfSection
 from polyneuron.io.section_reader import SectionReader
-from polyneuron.kernels.arena import Arena
+from polyneuron.kernels.arena import Arena, monotonic_ns
 
 WAIT_SLICE_NS = 200_000_000
 
@@ -17,36 +17,49 @@ WAIT_SLICE_NS = 200_000_000
 class LayerReader:
     """Reads streamed layers in order, over and over, as far ahead as buffers are free."""
 
-    def __init__(self, path: Path, arena: Arena, stream: int, sections: list[NcfSection]) -> None:
-        self._arena, self._stream, self._sections = arena, stream, sections
+    def __init__(
+        self, device: BlockDevice, arena: Arena, stream: int, sections: Sequence[NcfSection]
+    ) -> None:
+        self._device, self._arena, self._sections = device, arena, sections
+        self._stream = stream
         self._state = arena.layer_stream(stream)
-        self._reader = SectionReader(path, arena)
+        self._reader = SectionReader(device)
+        self._next_load = int(self._state.landed)
+        self._missing: dict[int, int] = {}
+        """load -> pieces of it that have not landed, in the order of loads"""
+        self._landed_ns = monotonic_ns()
 
     def run(self) -> None:
         """Read until the stream stops, or until a read fails for good (its error is set)."""
-        pending: deque[list[Future[int]]] = deque()
-        load = int(self._state.landed)
         try:
             while not self._state.stop:
-                timeout_ns = 0 if pending else WAIT_SLICE_NS
-                if self._arena.wait_free_buffer(self._stream, load, timeout_ns):
-                    pending.append(self._order(load))
-                    load = (load + 1) % (1 << 32)
-                elif pending:
-                    self._land(pending.popleft())
+                self._order_free()
+                if self._reader.num_outstanding:
+                    self._take_landed()
         except DeviceError as error:
-            self._arena.fail_stream(self._stream, error.errno or 5)
-        finally:
-            self._reader.close()
+            self._arena.fail_stream(self._stream, error.errno or errno.EIO)
 
-    def _order(self, load: int) -> list[Future[int]]:
-        section = self._sections[load % len(self._sections)]
-        buffer = load % int(self._state.num_buffers)
-        offset = int(self._state.buffers) + buffer * int(self._state.buffer_bytes)
-        return self._reader.submit(section, offset, verify=False)
+    def _order_free(self) -> None:
+        """Order loads while buffers are free; with nothing to read, wait for one."""
+        timeout_ns = 0 if self._reader.num_outstanding else WAIT_SLICE_NS
+        while self._arena.wait_free_buffer(self._stream, self._next_load, timeout_ns):
+            load, timeout_ns = self._next_load, 0
+            buffer = load % int(self._state.num_buffers)
+            offset = int(self._state.buffers) + buffer * int(self._state.buffer_bytes)
+            section = self._sections[load % len(self._sections)]
+            self._missing[load] = self._reader.order(section, self._arena.address + offset, load)
+            self._next_load = (load + 1) % (1 << 32)
+            self._landed_ns = monotonic_ns()
 
-    def _land(self, parts: list[Future[int]]) -> None:
-        for part in parts:
-            self._state.bytes_read += part.result()
+    def _take_landed(self) -> None:
+        """Count what has landed; a load is handed over when it and all before it are complete."""
+        for part in self._reader.reap(WAIT_SLICE_NS):
+            self._missing[part.key] -= 1
+            self._state.bytes_read += part.num_bytes
             self._state.reads += 1
-        self._arena.land_layer(self._stream)
+            self._landed_ns = monotonic_ns()
+        while self._missing and not next(iter(self._missing.values())):
+            del self._missing[next(iter(self._missing))]
+            self._arena.land_layer(self._stream)
+        if monotonic_ns() - self._landed_ns > STALL_TIMEOUT_NS:
+            raise stall_error(self._device.info())

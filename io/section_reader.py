@@ -1,29 +1,32 @@
-"""Reads sections of a neuron-cluster file straight into the arena, as they are stored.
-
-Direct I/O where the file system allows it; several requests of a MiB or more are in flight at once.
-"""
+"""Reads sections of a neuron-cluster file straight into the arena, as they are stored."""
 
 from __future__ import annotations
 
-import errno
-import mmap
-import os
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from polyneuron.errors import ChecksumError, DeviceError
-from polyneuron.io.ncf_format import EXTENT_BYTES, NcfSection
+from polyneuron.errors import ChecksumError
+from polyneuron.io.block_device import (
+    MAX_ATTEMPTS,
+    STALL_TIMEOUT_NS,
+    BlockDevice,
+    ReadCompletion,
+    ReadRequest,
+    aligned_bytes,
+    read_error,
+    stall_error,
+)
+from polyneuron.io.file_device import open_device
+from polyneuron.io.ncf_format import EXTENT_BYTES, PAGE_BYTES, NcfSection
 from polyneuron.io.weight_reader import ReadReport
 from polyneuron.kernels.arena import Arena
 from polyneuron.kernels.checksum import crc32c
 
 REQUEST_BYTES = 2 * EXTENT_BYTES
-QUEUE_DEPTH = 4
-MAX_TRIES = 3
+MAX_REAPED = 16
 PROBE_BYTES = 512 << 20
 
 
@@ -40,125 +43,140 @@ class SectionRead:
         return self.section.num_bytes
 
 
-class Landing(Protocol):
-    """Memory that reads land in."""
+@dataclass(slots=True)
+class Part:
+    """A piece of a section on its way to memory."""
 
-    def bytes_at(self, offset: int, num_bytes: int) -> memoryview:
-        """The writable bytes at an offset."""
+    key: int
+    """What the piece was ordered for."""
+    section: NcfSection
+    start: int
+    """From the section's start."""
+    num_bytes: int
+    target: int
+    """Address."""
+    attempts: int = 0
+
+    def request(self, tag: int) -> ReadRequest:
+        """The read that brings it."""
+        return ReadRequest(self.section.offset + self.start, self.num_bytes, self.target, tag)
 
 
 class SectionReader:
-    """One open neuron-cluster file and the threads that read it."""
+    """Keeps a device busy with the pieces of the sections that were ordered, in order."""
 
-    def __init__(self, path: Path, arena: Landing) -> None:
-        self._path, self._arena = path, arena
-        try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-            self.is_direct = True
-        except OSError:
-            self._open_buffered()
-        self._pool = ThreadPoolExecutor(QUEUE_DEPTH, thread_name_prefix="read")
+    def __init__(self, device: BlockDevice) -> None:
+        self._device = device
+        self._waiting: deque[Part] = deque()
+        self._in_flight: dict[int, Part] = {}
+        self._next_tag = 0
 
-    def _open_buffered(self) -> None:
-        self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        self.is_direct = False
+    @property
+    def num_outstanding(self) -> int:
+        """Pieces ordered and not landed."""
+        return len(self._waiting) + len(self._in_flight)
 
-    def submit(self, section: NcfSection, offset: int, *, verify: bool) -> list[Future[int]]:
-        """Order a section's bytes to arena `offset`; the futures give bytes read, in order."""
-        return [
-            self._pool.submit(self._read, section, start, offset + start, verify)
+    def order(self, section: NcfSection, target: int, key: int) -> int:
+        """Queue a section's pieces for memory at address `target`; returns how many."""
+        parts = [
+            Part(key, section, start, min(REQUEST_BYTES, section.num_bytes - start), target + start)
             for start in range(0, section.num_bytes, REQUEST_BYTES)
         ]
+        self._waiting.extend(parts)
+        self._submit()
+        return len(parts)
 
-    def _read(self, section: NcfSection, start: int, target: int, verify: bool) -> int:
-        num_bytes = min(REQUEST_BYTES, section.num_bytes - start)
-        view = self._arena.bytes_at(target, num_bytes)
-        for attempt in range(1, MAX_TRIES + 1):
-            try:
-                self._fill(view, section.offset + start)
-                if verify:
-                    self._verify(section, start, view)
-                return num_bytes
-            except OSError as error:
-                if attempt == MAX_TRIES:
-                    raise DeviceError(
-                        error.errno,
-                        f"{self._path}: read of {num_bytes} bytes at {section.offset + start} "
-                        f"failed {MAX_TRIES} times: {error.strerror or error}",
-                    ) from None
-        raise AssertionError("the loop returns or raises")
+    def _submit(self) -> None:
+        while self._waiting:
+            part, tag = self._waiting[0], self._next_tag
+            if self._device.submit([part.request(tag)]) == 0:
+                return
+            self._in_flight[tag] = self._waiting.popleft()
+            self._next_tag += 1
 
-    def _fill(self, view: memoryview, position: int) -> None:
-        done = 0
-        while done < len(view):
-            try:
-                count = os.preadv(self._fd, [view[done:]], position + done)
-            except OSError as error:
-                if not self.is_direct or error.errno != errno.EINVAL:
-                    raise
-                self._open_buffered()
-                continue
-            if count == 0:
-                raise DeviceError(f"{self._path}: ends at byte {position + done}; copy it again")
-            done += count
-        if not self.is_direct:
-            os.posix_fadvise(self._fd, position, len(view), os.POSIX_FADV_DONTNEED)
+    def reap(self, timeout_ns: int) -> list[Part]:
+        """Pieces that have landed, after waiting for one; failed reads are tried again.
 
-    def _verify(self, section: NcfSection, start: int, view: memoryview) -> None:
-        first = start // EXTENT_BYTES
-        for index in range(first, first + -(-len(view) // EXTENT_BYTES)):
-            at = index * EXTENT_BYTES - start
-            if crc32c(view[at : at + EXTENT_BYTES]) != int(section.checksums[index]):
-                raise ChecksumError(
-                    f"{self._path}: section {section.name}, MiB {index}: checksum does not match: "
-                    f"the file is damaged; fetch or convert it again"
-                )
+        Raises DeviceError naming file and place when one failed `MAX_ATTEMPTS` times.
+        """
+        landed = []
+        for completion in self._device.reap(MAX_REAPED, 1, timeout_ns):
+            part = self._in_flight.pop(completion.tag)
+            if completion.status == 0:
+                landed.append(part)
+            else:
+                self._try_again(part, completion)
+        self._submit()
+        return landed
 
-    def close(self) -> None:
-        """Wait for reads in flight and close the file."""
-        self._pool.shutdown(cancel_futures=True)
-        os.close(self._fd)
+    def _try_again(self, part: Part, completion: ReadCompletion) -> None:
+        part.attempts += 1
+        if part.attempts == MAX_ATTEMPTS:
+            request = part.request(completion.tag)
+            raise read_error(self._device.info(), request, completion)
+        self._waiting.appendleft(part)
+
+    def parts(self) -> Iterable[Part]:
+        """All pieces ordered, as they land; DeviceError when the device hangs."""
+        while self.num_outstanding:
+            landed = self.reap(STALL_TIMEOUT_NS)
+            if not landed and self._in_flight and not self._waiting:
+                raise stall_error(self._device.info())
+            yield from landed
 
 
-class _Scratch:
-    """A buffer of a few requests in which later reads overwrite earlier ones."""
-
-    def __init__(self) -> None:
-        self._map = mmap.mmap(-1, QUEUE_DEPTH * REQUEST_BYTES)
-
-    def bytes_at(self, offset: int, num_bytes: int) -> memoryview:
-        start = offset % (QUEUE_DEPTH * REQUEST_BYTES)
-        return memoryview(self._map)[start : start + num_bytes]
-
-
-def sequential_rate(path: Path, sections: Sequence[NcfSection]) -> float:
-    """Bytes a second at which layers can be read, measured on the first of them."""
-    reader, total, started = SectionReader(path, _Scratch()), 0, time.perf_counter()
-    try:
-        for section in sections:
-            if total >= PROBE_BYTES:
-                break
-            parts = reader.submit(section, 0, verify=False)
-            total += sum(part.result() for part in parts)
-        return total / (time.perf_counter() - started)
-    finally:
-        reader.close()
+def verify_part(path: Path, part: Part, view: memoryview) -> None:
+    """Compare a landed piece with its section's checksums."""
+    first = part.start // EXTENT_BYTES
+    for index in range(first, first + -(-part.num_bytes // EXTENT_BYTES)):
+        at = index * EXTENT_BYTES - part.start
+        if crc32c(view[at : at + EXTENT_BYTES]) != int(part.section.checksums[index]):
+            raise ChecksumError(
+                f"{path}: section {part.section.name}, MiB {index}: checksum does not match: "
+                f"the file is damaged; fetch or convert it again"
+            )
 
 
 def read_sections(
-    path: Path, reads: list[SectionRead], arena: Arena, progress: Callable[[int], None]
+    path: Path, reads: Sequence[SectionRead], arena: Arena, progress: Callable[[int], None]
 ) -> ReadReport:
     """Bring sections to their places, verified; `progress` gets the bytes so far.
 
     Raises DeviceError or ChecksumError naming file and place.
     """
-    reader = SectionReader(path, arena)
-    total = 0
-    try:
-        for read in reads:
-            for part in reader.submit(read.section, read.offset, verify=True):
-                total += part.result()
-                progress(total)
-        return ReadReport(total, reader.is_direct, {})
-    finally:
-        reader.close()
+    with open_device(path) as device:
+        return read_sections_from(device, reads, arena, progress)
+
+
+def read_sections_from(
+    device: BlockDevice,
+    reads: Sequence[SectionRead],
+    arena: Arena,
+    progress: Callable[[int], None],
+) -> ReadReport:
+    """As `read_sections`, from a device that is open."""
+    reader, total = SectionReader(device), 0
+    for key, read in enumerate(reads):
+        reader.order(read.section, arena.address + read.offset, key)
+    for part in reader.parts():
+        view = arena.bytes_at(part.target - arena.address, part.num_bytes)
+        verify_part(device.info().path, part, view)
+        total += part.num_bytes
+        progress(total)
+    return ReadReport(total, device.info().is_direct, {})
+
+
+def sequential_rate(path: Path, sections: Sequence[NcfSection]) -> float:
+    """Bytes a second at which layers can be read, measured on the first of them."""
+    memory = aligned_bytes(max(section.num_bytes for section in sections), PAGE_BYTES)
+    target, total = int(memory.ctypes.data), 0
+    with open_device(path) as device:
+        reader, started = SectionReader(device), time.perf_counter()
+        for key, section in enumerate(sections):
+            if total >= PROBE_BYTES:
+                break
+            reader.order(section, target, key)  # later layers land on earlier ones
+            total += section.num_bytes
+        for _ in reader.parts():
+            pass
+        return total / (time.perf_counter() - started)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import os
+import errno
 import random
-import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from polyneuron.clock import MonotonicClock
 from polyneuron.errors import ChecksumError, DeviceError
+from polyneuron.io.block_device import BlockDevice
+from polyneuron.io.device_wrappers import Fault, FaultDevice, FaultKind, LatencyDevice
+from polyneuron.io.file_device import open_device
+from polyneuron.io.layer_reader import LayerReader
 from polyneuron.io.ncf_format import Layout
 from polyneuron.io.ncf_reader import read_ncf
-from polyneuron.io.section_reader import SectionRead, SectionReader, read_sections
+from polyneuron.io.section_reader import SectionRead, read_sections_from
 from polyneuron.model.convert import convert
 from tests.support.families import FAMILY_CASES, gguf_path
 from tests.support.local_engine import LocalEngine
@@ -59,19 +62,15 @@ class TestStreamedEqualsResident:
         path = files["llama_tied"]
         assert logits_of(path, ffn_resident=0.0, max_tokens=max_tokens) == logits_of(path)
 
-    def test_late_and_unordered_reads(
-        self, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        wait, chance = threading.Event(), random.Random(5)
-        fill = SectionReader._fill
+    def test_late_and_unordered_reads(self, files: dict[str, Path]) -> None:
+        chance = random.Random(5)
 
-        def late(self: SectionReader, view: memoryview, position: int) -> None:
-            wait.wait(chance.choice((0.0, 0.002, 0.01)))
-            fill(self, view, position)
+        def late(device: BlockDevice) -> BlockDevice:
+            choices = (0, 2_000_000, 10_000_000)
+            return LatencyDevice(device, MonotonicClock(), lambda _: chance.choice(choices))
 
-        expected = logits_of(files["bamboo"])
-        monkeypatch.setattr(SectionReader, "_fill", late)
-        assert logits_of(files["bamboo"], ffn_resident=0.25) == expected
+        path = files["bamboo"]
+        assert logits_of(path, ffn_resident=0.25, wrap=late) == logits_of(path)
 
 
 class TestReads:
@@ -93,48 +92,40 @@ class TestReads:
         with pytest.raises(ChecksumError, match="damaged"):
             LocalEngine(path)
 
-    def test_short_reads_are_continued(
-        self, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        whole = os.preadv
-
-        def short(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-            half = max(4096, len(buffers[0]) // 2 // 4096 * 4096)
-            return whole(fd, [buffers[0][:half]], offset)
-
-        expected = logits_of(files["qwen2"])
-        monkeypatch.setattr(os, "preadv", short)
-        assert logits_of(files["qwen2"], ffn_resident=0.0) == expected
-
-    @pytest.mark.parametrize("num_failures", [1, 2])
+    @pytest.mark.parametrize("kind", [FaultKind.EIO, FaultKind.SHORT_READ])
+    @pytest.mark.parametrize("nth", [1, 2, 5])
     def test_failing_reads_are_tried_again(
-        self, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch, num_failures: int
+        self, files: dict[str, Path], kind: FaultKind, nth: int
     ) -> None:
-        failures = iter(range(num_failures))
-        fill = SectionReader._fill
-
-        def flaky(self: SectionReader, view: memoryview, position: int) -> None:
-            if next(failures, None) is not None:
-                raise OSError(5, "Input/output error")
-            fill(self, view, position)
-
-        expected = logits_of(files["qwen2"])
-        monkeypatch.setattr(SectionReader, "_fill", flaky)
-        assert logits_of(files["qwen2"], ffn_resident=0.0) == expected
-
-    def test_lasting_failure_names_file_and_place(
-        self, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def broken(self: SectionReader, view: memoryview, position: int) -> None:
-            raise OSError(5, "Input/output error")
-
         path = files["qwen2"]
-        with LocalEngine(path) as engine:
-            section = engine.layout.resident[1].section
-            monkeypatch.setattr(SectionReader, "_fill", broken)
-            reads = [SectionRead(section, engine.layout.resident[1].offset)]
-            with pytest.raises(DeviceError, match=f"{path.name}.*{section.offset}"):
-                read_sections(path, reads, engine.arena, lambda _: None)
+        streamed = logits_of(
+            path, ffn_resident=0.0, wrap=lambda device: FaultDevice(device, Fault(kind, nth))
+        )
+        assert streamed == logits_of(path)
+
+    @pytest.mark.parametrize("kind", [FaultKind.EIO, FaultKind.SHORT_READ, FaultKind.TORN])
+    def test_lasting_fault_of_a_resident_section_is_named(
+        self, files: dict[str, Path], kind: FaultKind
+    ) -> None:
+        path = files["qwen2"]
+        with LocalEngine(path) as engine, open_device(path) as device:
+            place = engine.layout.resident[1]
+            broken = FaultDevice(device, Fault(kind, 1, is_persistent=True))
+            reads = [SectionRead(place.section, place.offset)]
+            with pytest.raises((DeviceError, ChecksumError), match=path.name):
+                read_sections_from(broken, reads, engine.arena, lambda _: None)
+
+    def test_lasting_fault_of_a_streamed_layer_is_told(self, files: dict[str, Path]) -> None:
+        path = files["qwen2"]
+        with LocalEngine(path, ffn_resident=0.0) as engine, open_device(path) as device:
+            offset = engine.layout.at("boards.stream")
+            sections = [place.section for place in engine.layout.streamed]
+            broken = FaultDevice(device, Fault(FaultKind.EIO, 1, is_persistent=True))
+            state = engine.arena.layer_stream(offset)
+            reader = LayerReader(broken, engine.arena, offset, sections)
+            state.consumed = state.landed  # a buffer is free
+            reader.run()
+            assert state.error == errno.EIO
 
     def test_families_have_layers_to_stream(self) -> None:
         assert all(FAMILY_CASES[case].spec().num_layers >= 2 for case in CASES)

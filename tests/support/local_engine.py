@@ -5,7 +5,7 @@ Coordinator state, step runner, sampling, mailboxes and the C interpreter are th
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +21,8 @@ from polyneuron.actors.sequence_run import Mailbox, SequenceRun
 from polyneuron.actors.step_runner import StepRunner
 from polyneuron.config import EngineConfig
 from polyneuron.errors import EngineError
+from polyneuron.io.block_device import BlockDevice
+from polyneuron.io.file_device import open_device
 from polyneuron.io.layer_reader import LayerReader
 from polyneuron.io.section_reader import SectionRead, read_sections
 from polyneuron.io.weight_reader import WeightRead, read_weights
@@ -50,7 +52,16 @@ class LocalResult:
 class LocalEngine:
     """An open model; `settings` are fields of EngineConfig, small by default."""
 
-    def __init__(self, path: Path | str, *, isa_name: str | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        isa_name: str | None = None,
+        wrap: Callable[[BlockDevice], BlockDevice] = lambda device: device,
+        **settings: Any,
+    ) -> None:
+        self._wrap = wrap
+        """Around the device layers are streamed from."""
         self.isa = isa.select(isa_name)
         self.source = open_source(Path(path))
         self.spec = self.source.spec
@@ -100,7 +111,8 @@ class LocalEngine:
         """Fill the stage buffers until the stream stops."""
         sections = [place.section for place in self.layout.streamed]
         offset = self.layout.at("boards.stream")
-        LayerReader(self.source.path, self.arena, offset, sections).run()
+        with open_device(self.source.path) as device:
+            LayerReader(self._wrap(device), self.arena, offset, sections).run()
 
     def _serve(self, executor: int, generation: int) -> None:
         while self.arena.serve(executor, generation, SERVE_SLICE_NS) is ServeStatus.SLICE:
