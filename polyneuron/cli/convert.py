@@ -33,8 +33,8 @@ def convert(
     output: Annotated[Path, option("--output", "-o", text="the .ncf file to write")],
     layout: Annotated[
         LayoutChoice,
-        option("--layout", text="tiles: lossless, what runs; bundles: by neuron, for ReLU models"),
-    ] = LayoutChoice.AUTO,
+        option("--layout", text="tiles: lossless, run from memory or file; bundles: by neuron"),
+    ] = LayoutChoice.TILES,
     force: Annotated[bool, option("--force", text="replace an output that differs")] = False,
 ) -> None:
     """Write a neuron-cluster file; broken off and run again, it goes on where it stopped."""

@@ -18,7 +18,7 @@ from polyneuron.errors import ConfigError, FormatError
 from polyneuron.io.content_key import content_key
 from polyneuron.io.file_kind import is_ncf
 from polyneuron.io.gguf_file import GgufHeader
-from polyneuron.io.ncf_format import VERSION
+from polyneuron.io.ncf_format import VERSION, Layout
 from polyneuron.io.ncf_pieces import RECIPE
 from polyneuron.io.ncf_reader import read_ncf
 from polyneuron.model.convert import Progress, convert, open_source
@@ -56,7 +56,14 @@ def cached_ncf(
         ) from None
     entry = entry_path(header, folder)
     if not entry.exists() or _is_damaged(entry):
-        convert(path, entry, force=entry.exists(), progress=progress, on_wait=on_wait)
+        convert(
+            path,
+            entry,
+            layout=Layout.TILES,  # what the engine streams
+            force=entry.exists(),
+            progress=progress,
+            on_wait=on_wait,
+        )
     return entry
 
 

@@ -44,14 +44,14 @@ StorageOf = Mapping[str, StorageType]
 
 
 def choose_layout(spec: ModelSpec, wanted: Layout | None = None) -> Layout:
-    """Tiles, which every mode that runs reads, unless bundles are asked for."""
+    """Bundles for models whose neurons are often exactly zero, else tiles."""
     is_sparse = spec.feed_forward in SPARSE_KINDS
     if wanted is Layout.BUNDLES and not is_sparse:
         raise ConfigError(
             f"--layout bundles: {spec.feed_forward.name.lower()} activations are never exactly "
             "zero, so no neuron could be left out; use --layout tiles"
         )
-    return wanted or Layout.TILES
+    return wanted or (Layout.BUNDLES if is_sparse else Layout.TILES)
 
 
 def down_storage(tensor: GgufTensor, d_model: int) -> StorageType:
