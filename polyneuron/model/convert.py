@@ -22,9 +22,12 @@ from polyneuron.io.ncf_writer import (
     NcfWriter,
     check_free_space,
     encode_head,
+    journal_path,
+    partial_path,
     stripped,
 )
 from polyneuron.io.read_ahead import read_ahead
+from polyneuron.io.write_journal import remove_stale
 from polyneuron.model.architecture import describe
 from polyneuron.model.ncf_plan import NeuronOrder, choose_layout, plan_gguf
 
@@ -123,6 +126,7 @@ def _existing(output: Path, plan: NcfPlan) -> ConvertReport:
             f"{output}: exists and holds something else; give another name, or --force to "
             "replace it"
         )
+    remove_stale(journal_path(output), partial_path(output))
     return _report(output, plan, plan.file_bytes - plan.data_offset, was_there=True)
 
 
