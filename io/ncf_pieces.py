@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyneuron.errors import FormatError
-from polyneuron.io.file_device import FileDevice
+from polyneuron.io.block_device import ByteRange
 from polyneuron.io.gguf_file import GgufHeader
 from polyneuron.io.gguf_tensors import GgufTensor
 from polyneuron.io.ncf_format import LINE_BYTES, BundleShape, NcfManifest, NcfTensor, round_up
@@ -27,7 +27,7 @@ from polyneuron.io.neuron_rows import (
 from polyneuron.io.pack import PackError, pack_rows_into, vector_values
 from polyneuron.kernels.quant import TILE_ROWS, num_tiles, tile_bytes
 
-READ_BYTES = 8 << 20
+READ_BYTES = 4 << 20
 PRIVATE_BYTES = 96 << 20
 """Down's rows of one layer beyond this are kept in a temporary file."""
 RECIPE = "gguf-1"
@@ -92,16 +92,44 @@ def _tensor_pieces(
         yield Piece(section_index, index, first, count, stop - start)
 
 
+def source_ranges(
+    pieces: Iterable[Piece], manifest: NcfManifest, tensors: dict[str, GgufTensor]
+) -> Iterator[ByteRange]:
+    """What the pieces are made of, as far as it is read in sequence."""
+    for piece in pieces:
+        names = [tensor.name for tensor in _read_in_sequence(piece, manifest)]
+        for source in map(tensors.__getitem__, names):
+            start = source.offset + piece.first_row * source.row_bytes
+            yield ByteRange(start, piece.num_rows * source.row_bytes)
+
+
+def _read_in_sequence(piece: Piece, manifest: NcfManifest) -> list[NcfTensor]:
+    """Down is read by columns, and neurons in an order of their own one by one."""
+    if piece.tensor_index is not None:
+        return [manifest.tensors[piece.tensor_index]]
+    if manifest.sections[piece.section_index].neuron_ids is not None:
+        return []
+    inside = [t for t in manifest.tensors if t.section_index == piece.section_index]
+    return [tensor for tensor in inside if tensor.role != "ffn_down"]
+
+
 class PieceMaker:
-    """Makes pieces from a GGUF; memory stays bounded whatever the model's size."""
+    """Makes pieces from a GGUF; memory stays bounded whatever the model's size.
+
+    `views` gives the bytes of `source_ranges` of the same pieces, each valid until the next.
+    """
 
     def __init__(
-        self, header: GgufHeader, manifest: NcfManifest, device: FileDevice, spill: Path
+        self,
+        header: GgufHeader,
+        manifest: NcfManifest,
+        views: Iterator[memoryview],
+        spill: Path,
     ) -> None:
         self._path = header.path
         self._tensors = header.by_name
         self._manifest = manifest
-        self._device = device
+        self._views = views
         self._spill = spill
         self._out: Bytes = np.empty(0, np.uint8)
         self._down_layer = -1
@@ -131,8 +159,7 @@ class PieceMaker:
     def _make_run(self, piece: Piece, index: int, out: Bytes) -> PackError:
         tensor = self._manifest.tensors[index]
         source = self._tensors[tensor.name]
-        start = source.offset + piece.first_row * source.row_bytes
-        raw = self._device.read(start, piece.num_rows * source.row_bytes)
+        raw = next(self._views)
         try:
             if tensor.storage is None:
                 out[:] = 0
@@ -175,10 +202,7 @@ class PieceMaker:
         source, storage = self._tensors[tensor.name], tensor.storage
         assert storage is not None
         if in_order:
-            start = source.offset + int(neurons[0]) * source.row_bytes
-            view = self._device.read(start, len(neurons) * source.row_bytes)
-            raw = np.frombuffer(view, np.uint8).copy()
-            view.release()
+            raw = np.frombuffer(next(self._views), np.uint8)
         else:
             raw = np.empty(len(neurons) * source.row_bytes, np.uint8)
             for row, neuron in zip(raw.reshape(len(neurons), -1), neurons, strict=True):
@@ -209,17 +233,3 @@ def _room(folder: Path, num_rows: int, num_bytes: int) -> Bytes:
             file.truncate(num_bytes)
             room = mmap.mmap(file.fileno(), num_bytes)
     return np.frombuffer(room, np.uint8).reshape(num_rows, -1)
-
-
-def largest_read(manifest: NcfManifest, tensors: dict[str, GgufTensor]) -> int:
-    """Bytes of the largest sequential read that the pieces need."""
-    most = READ_BYTES
-    for tensor in manifest.tensors:
-        source = tensors[tensor.name]
-        least = TILE_ROWS * source.row_bytes if tensor.storage is not None else source.num_bytes
-        shape = manifest.sections[tensor.section_index].bundles
-        if shape is not None:
-            count = max(1, READ_BYTES // (shape.bundle_bytes * TILE_ROWS)) * TILE_ROWS
-            least = min(shape.num_neurons, count) * source.row_bytes
-        most = max(most, min(least, source.num_bytes))
-    return most

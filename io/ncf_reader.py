@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from polyneuron.errors import ChecksumError, FormatError, UnsupportedError
+from polyneuron.io.block_device import ByteRange
 from polyneuron.io.file_device import open_device
 from polyneuron.io.file_kind import NCF_MAGIC, check_regular_file
 from polyneuron.io.gguf_values import quoted
@@ -24,6 +26,7 @@ from polyneuron.io.ncf_format import (
     round_up,
 )
 from polyneuron.io.ncf_manifest import MAX_MANIFEST_BYTES, decode_manifest
+from polyneuron.io.read_ahead import read_ahead
 from polyneuron.kernels.checksum import crc32c
 
 CHECK_EXTENTS = 8  # read at once
@@ -103,16 +106,16 @@ class NcfFile:
     def check(self, name: str, progress: Callable[[int], None] = lambda num_bytes: None) -> None:
         """Read a section whole and compare it with its checksums; `progress` gets bytes read."""
         section = self.section(name)
-        with open_device(self.path, CHECK_EXTENTS * EXTENT_BYTES) as device:
-            for index in range(0, section.num_extents, CHECK_EXTENTS):
-                offset, _ = section.extent(index)
-                left = section.num_bytes - index * EXTENT_BYTES
-                view = device.read(offset, min(left, CHECK_EXTENTS * EXTENT_BYTES))
-                try:
-                    self.check_extents(section, index, view)
-                    progress(len(view))
-                finally:
-                    view.release()
+        span = CHECK_EXTENTS * EXTENT_BYTES
+        starts = range(0, section.num_bytes, span)
+        ranges = [
+            ByteRange(section.offset + start, min(span, section.num_bytes - start))
+            for start in starts
+        ]
+        with open_device(self.path) as device, closing(read_ahead(device, ranges)) as views:
+            for start, view in zip(starts, views, strict=True):
+                self.check_extents(section, start // EXTENT_BYTES, view)
+                progress(len(view))
 
     def check_all(self, progress: Callable[[int], None] = lambda num_bytes: None) -> None:
         """Check every section; the head was checked when it was read."""

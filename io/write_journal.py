@@ -105,6 +105,23 @@ class WriteJournal:
         self.path.unlink(missing_ok=True)
 
 
+def remove_stale(journal: Path, partial: Path) -> None:
+    """Remove what a run left that was killed when all was done; nothing while one is at work."""
+    try:
+        fd = os.open(journal, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_at(fd, journal):
+            partial.unlink(missing_ok=True)
+            journal.unlink(missing_ok=True)
+    except OSError:  # another process has the lock, or the folder cannot be changed
+        return
+    finally:
+        os.close(fd)
+
+
 def _open_locked(path: Path, on_wait: Callable[[], None]) -> int:
     """Open and lock; a lock on a file that was removed meanwhile is not the lock."""
     while True:

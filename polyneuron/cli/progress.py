@@ -26,7 +26,7 @@ class LoadProgress:
     def __init__(self, label: str) -> None:
         self._label = label
         self._bar: Progress | None = None
-        self._last_line = time.monotonic()
+        self._last_line: float | None = None
         self._last_done = 0
 
     def __enter__(self) -> Self:
@@ -47,7 +47,9 @@ class LoadProgress:
             self._show_bar(done, total)
             return
         now = time.monotonic()
-        if now - self._last_line >= LINE_EVERY_S:
+        if self._last_line is None:  # what came before the first byte is no part of the speed
+            self._last_line, self._last_done = now, done
+        elif now - self._last_line >= LINE_EVERY_S:
             rate = (done - self._last_done) / (now - self._last_line)
             self._last_line, self._last_done = now, done
             print(progress_line(self._label, done, total, rate), file=sys.stderr, flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,15 +15,19 @@ from polyneuron.io.file_device import open_device
 from polyneuron.io.file_kind import is_ncf
 from polyneuron.io.gguf_file import GgufHeader, check_supported, read_header
 from polyneuron.io.ncf_format import Layout, NcfSource, NcfTensor
-from polyneuron.io.ncf_pieces import READ_BYTES, RECIPE, PieceMaker, cut_pieces, largest_read
+from polyneuron.io.ncf_pieces import READ_BYTES, RECIPE, PieceMaker, cut_pieces, source_ranges
 from polyneuron.io.ncf_reader import read_ncf
 from polyneuron.io.ncf_writer import (
     NcfPlan,
     NcfWriter,
     check_free_space,
     encode_head,
+    journal_path,
+    partial_path,
     stripped,
 )
+from polyneuron.io.read_ahead import read_ahead
+from polyneuron.io.write_journal import remove_stale
 from polyneuron.model.architecture import describe
 from polyneuron.model.ncf_plan import NeuronOrder, choose_layout, plan_gguf
 
@@ -121,17 +126,19 @@ def _existing(output: Path, plan: NcfPlan) -> ConvertReport:
             f"{output}: exists and holds something else; give another name, or --force to "
             "replace it"
         )
+    remove_stale(journal_path(output), partial_path(output))
     return _report(output, plan, plan.file_bytes - plan.data_offset, was_there=True)
 
 
 def _write_pieces(header: GgufHeader, plan: NcfPlan, writer: NcfWriter, progress: Progress) -> None:
     total = plan.file_bytes - plan.data_offset
-    pieces = cut_pieces(plan.manifest, header.by_name)
-    capacity = largest_read(plan.manifest, header.by_name)
-    with open_device(header.path, capacity) as device:
-        maker = PieceMaker(header, plan.manifest, device, writer.output.parent)
+    manifest, tensors = plan.manifest, header.by_name
+    pieces = list(itertools.islice(cut_pieces(manifest, tensors), writer.num_pieces, None))
+    ranges = list(source_ranges(pieces, manifest, tensors))
+    with open_device(header.path) as device, closing(read_ahead(device, ranges)) as views:
+        maker = PieceMaker(header, manifest, views, writer.output.parent)
         try:
-            for piece in itertools.islice(pieces, writer.num_pieces, None):
+            for piece in pieces:
                 made = maker.make(piece)
                 writer.write_piece(made.data, made.errors)
                 progress(writer.num_bytes, total)

@@ -4,13 +4,16 @@ import errno
 import hashlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from polyneuron.errors import DeviceError, FormatError
+from polyneuron.io.device_wrappers import Fault, FaultDevice, FaultKind
+from polyneuron.io.file_device import open_device
 from polyneuron.io.ncf_reader import read_ncf
 from polyneuron.io.ncf_writer import journal_path, partial_path
 from polyneuron.model.convert import convert
@@ -102,14 +105,13 @@ class TestKilled:
             report = convert(source, output)
             assert digest(output) == expected
             resumed.append(report.resumed_bytes)
-            leftovers = [partial_path(output), journal_path(output)]
+            assert not partial_path(output).exists()
+            assert not journal_path(output).exists()
             if status == 0:
                 break
-            for path in (output, *leftovers):
-                path.unlink(missing_ok=True)
+            output.unlink()
         assert event > 40
         assert status == 0
-        assert not any(path.exists() for path in leftovers)
         assert sum(num_bytes > 0 for num_bytes in resumed) > event // 2
 
     def test_killed_again_and_again_gets_there(
@@ -252,6 +254,37 @@ def fail_at(patch: pytest.MonkeyPatch, name: str, event: int, number: int) -> No
 
 
 class TestReads:
+    @pytest.mark.parametrize("kind", [FaultKind.EIO, FaultKind.SHORT_READ])
+    @pytest.mark.parametrize("is_persistent", [False, True], ids=["transient", "persistent"])
+    def test_failed_sequential_read_ends_or_is_tried_again(
+        self, kind: FaultKind, is_persistent: bool, source: Path, expected: str, tmp_path: Path
+    ) -> None:
+        output = tmp_path / "out.ncf"
+        for event in range(1, MAX_EVENTS, 5):
+            devices = []
+
+            @contextmanager
+            def open_faulty(
+                path: Path, event: int = event, devices: list[FaultDevice] = devices
+            ) -> Iterator[FaultDevice]:
+                with open_device(path) as device:
+                    devices.append(FaultDevice(device, Fault(kind, event, is_persistent)))
+                    yield devices[0]
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("polyneuron.model.convert.open_device", open_faulty)
+                try:
+                    convert(source, output)
+                except DeviceError as error:
+                    assert is_persistent and "tiny.gguf" in str(error)
+                    assert not output.exists()
+                    continue
+            assert digest(output) == expected
+            output.unlink()
+            if devices[0].num_injected == 0:
+                break
+        assert event > 10
+
     def test_failed_read_is_said_and_gone_on_from(
         self, source: Path, expected: str, tmp_path: Path
     ) -> None:

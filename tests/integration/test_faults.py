@@ -146,7 +146,7 @@ class TestExecutors:
 
         def replaced_meanwhile() -> bool:
             assert same(start(engine, PROMPT).wait(), undisturbed["decode"])
-            return int(engine.actors.arena.executor(1).pid) != pid
+            return bool(engine.actors.arena.executor(1).pid != pid)
 
         wait_until(replaced_meanwhile, "a stopped worker is replaced", RECOVERY_BOUND_S)
 
@@ -163,7 +163,7 @@ def same(a: Completion, b: Completion) -> bool:
 
 
 def replaced(engine: Engine, executor: int, pid: int) -> bool:
-    return engine.executors()[executor].pid not in (0, pid)
+    return bool(engine.executors()[executor].pid not in (0, pid))
 
 
 class TestCoordinator:

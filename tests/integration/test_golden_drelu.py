@@ -1,0 +1,43 @@
+"""A dReLU model with real activations against a float32 forward pass of the same file.
+
+The file is 144 MB and no package has it: name its folder in POLYNEURON_TEST_MODELS.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.golden import DATA, log_probabilities
+from tests.support.recording_engine import RecordingEngine
+
+FOLDER = os.environ.get("POLYNEURON_TEST_MODELS", "")
+MODEL = Path(FOLDER, "smollm2-135m-drelu-q8_0.gguf")
+NOISE_BOUND = 0.10
+"""Root of the mean square over all records: what activations in 8 bits cost here."""
+NOISES = 4.0
+
+pytestmark = pytest.mark.skipif(
+    not FOLDER or not MODEL.exists(), reason="POLYNEURON_TEST_MODELS names no folder with the file"
+)
+
+
+def test_drelu_is_near_its_float32_golden() -> None:
+    gaps = []
+    with RecordingEngine(MODEL, num_ctx=1024, max_logit_rows=64) as engine:
+        for case in json.loads((DATA / "smollm2_drelu_greedy.json").read_text())["cases"]:
+            prompt, tokens = case["prompt_tokens"], case["tokens"]
+            records = np.array(case["top_logprobs"])
+            logits = engine.logits_from(prompt + tokens, len(prompt) - 1)[: len(tokens)]
+            ids = records[..., 0].astype(np.int64)
+            rows = np.take_along_axis(log_probabilities(logits), ids, axis=1)
+            gaps.append((rows - records[..., 1]).ravel())
+            clear = records[:, 0, 1] - records[:, 1, 1] > NOISES * NOISE_BOUND
+            assert (logits.argmax(axis=1) == tokens)[clear].all()
+    noise = float(np.sqrt(np.mean(np.concatenate(gaps) ** 2)))
+    print(f"to float32, rms: {noise:.4f}")
+    assert noise < NOISE_BOUND
