@@ -25,7 +25,7 @@ def run(*words: object) -> int:
 def output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """A converted file, with bundles."""
     path = tmp_path / "out.ncf"
-    assert run("convert", write_source(tmp_path), "-o", path) == 0
+    assert run("convert", write_source(tmp_path), "--layout", "bundles", "-o", path) == 0
     return path
 
 
@@ -47,7 +47,7 @@ class TestConvert:
         self, output: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         capsys.readouterr()
-        assert run("convert", output.parent / "tiny.gguf", "-o", output) == 0
+        assert run("convert", output.parent / "tiny.gguf", "--layout", "bundles", "-o", output) == 0
         assert "nothing to do" in capsys.readouterr().err
 
     def test_layout_can_be_chosen(self, output: Path) -> None:
