@@ -60,6 +60,7 @@ class _Window:
         self._num_outstanding = 0
         self._num_attempts: dict[int, int] = {}
         self._landed: set[int] = set()
+        self._failed: dict[int, ReadCompletion] = {}  # told when their turn comes
 
     def submit_until(self, stop: int) -> None:
         """Submit ranges up to `stop`, or as many as the device takes."""
@@ -71,6 +72,8 @@ class _Window:
     def wait_for(self, index: int) -> None:
         """Return when a range has landed."""
         while index not in self._landed:
+            if index in self._failed:
+                raise read_error(self._info, self._request(index), self._failed[index])
             for completion in self._reap():
                 self._take(completion)
             if index == self._num_submitted:  # the device was full
@@ -98,6 +101,9 @@ class _Window:
         )
 
     def _submit(self, index: int) -> bool:
+        if self._spans[index].num_bytes == 0:
+            self._landed.add(index)
+            return True
         taken = self._device.submit([self._request(index)])
         self._num_outstanding += taken
         return taken == 1
@@ -116,4 +122,4 @@ class _Window:
             return
         attempts = self._num_attempts[index] = self._num_attempts.get(index, 1) + 1
         if attempts > MAX_ATTEMPTS or not self._submit(index):
-            raise read_error(self._info, self._request(index), completion)
+            self._failed[index] = completion

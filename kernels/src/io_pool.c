@@ -23,9 +23,10 @@ struct pool {
     pthread_mutex_t lock;
     pthread_cond_t has_work, has_results;
     uint32_t num_threads, num_idle;
-    uint32_t work_head, num_work, num_results, num_wanted;
+    uint32_t work_head, num_work, num_pending, num_results, num_wanted;
     bool is_stopping;
     uint32_t *work;          /* piece indices, a ring of queue_depth */
+    uint32_t *pending;       /* the owner's, until it flushes: no lock, no wake-up for each */
     struct result *results;  /* queue_depth */
     struct result *taken;    /* the owner's copy */
     pthread_t threads[MAX_THREADS];
@@ -41,8 +42,11 @@ static void *pool_thread(void *argument) {
     struct io_engine *engine = argument;
     struct pool *pool = engine->backend_state;
     uint32_t depth = engine->info.queue_depth;
+    bool is_wanted = false;
     pthread_mutex_lock(&pool->lock);
     for (;;) {
+        if (is_wanted && pool->num_work == 0)
+            pthread_cond_signal(&pool->has_results);
         pool->num_idle++;
         while (pool->num_work == 0 && !pool->is_stopping)
             pthread_cond_wait(&pool->has_work, &pool->lock);
@@ -53,11 +57,12 @@ static void *pool_thread(void *argument) {
         pool->work_head = (pool->work_head + 1) % depth;
         pool->num_work--;
         pthread_mutex_unlock(&pool->lock);
+        if (is_wanted) /* without the lock, which the woken one takes at once */
+            pthread_cond_signal(&pool->has_results);
         int32_t value = read_piece(engine, &engine->pieces[index]);
         pthread_mutex_lock(&pool->lock);
         pool->results[pool->num_results++] = (struct result){index, value};
-        if (pool->num_results == pool->num_wanted)
-            pthread_cond_signal(&pool->has_results);
+        is_wanted = pool->num_results == pool->num_wanted;
     }
     pthread_mutex_unlock(&pool->lock);
     return NULL;
@@ -75,6 +80,7 @@ static void pool_stop(struct io_engine *engine) {
     pthread_cond_destroy(&pool->has_results);
     pthread_mutex_destroy(&pool->lock);
     free(pool->work);
+    free(pool->pending);
     free(pool->results);
     free(pool->taken);
     free(pool);
@@ -110,9 +116,10 @@ static int32_t pool_start(struct io_engine *engine) {
     pthread_condattr_destroy(&monotonic);
     engine->backend_state = pool;
     pool->work = calloc(engine->info.queue_depth, sizeof *pool->work);
+    pool->pending = calloc(engine->info.queue_depth, sizeof *pool->pending);
     pool->results = calloc(engine->info.queue_depth, sizeof *pool->results);
     pool->taken = calloc(engine->info.queue_depth, sizeof *pool->taken);
-    if (pool->work && pool->results && pool->taken)
+    if (pool->work && pool->pending && pool->results && pool->taken)
         start_threads(engine, pool);
     if (pool->num_threads == 0) {
         pool_stop(engine);
@@ -123,16 +130,22 @@ static int32_t pool_start(struct io_engine *engine) {
 
 static void pool_issue(struct io_engine *engine, uint32_t index) {
     struct pool *pool = engine->backend_state;
-    pthread_mutex_lock(&pool->lock);
-    pool->work[(pool->work_head + pool->num_work) % engine->info.queue_depth] = index;
-    pool->num_work++;
-    if (pool->num_idle > 0)
-        pthread_cond_signal(&pool->has_work);
-    pthread_mutex_unlock(&pool->lock);
+    pool->pending[pool->num_pending++] = index;
 }
 
 static int32_t pool_flush(struct io_engine *engine) {
-    (void)engine; /* issued pieces are with the threads already */
+    struct pool *pool = engine->backend_state;
+    if (pool->num_pending == 0)
+        return 0;
+    pthread_mutex_lock(&pool->lock);
+    uint32_t num_awake = pool->num_idle < pool->num_pending ? pool->num_idle : pool->num_pending;
+    for (uint32_t i = 0; i < pool->num_pending; i++, pool->num_work++)
+        pool->work[(pool->work_head + pool->num_work) % engine->info.queue_depth] =
+            pool->pending[i];
+    pthread_mutex_unlock(&pool->lock);
+    pool->num_pending = 0;
+    for (uint32_t i = 0; i < num_awake; i++)
+        pthread_cond_signal(&pool->has_work);
     return 0;
 }
 
@@ -151,6 +164,7 @@ static struct timespec time_after(int64_t timeout_ns) {
 static int32_t pool_wait(struct io_engine *engine, uint32_t num_results, int64_t timeout_ns) {
     struct pool *pool = engine->backend_state;
     struct timespec end = time_after(timeout_ns > 0 ? timeout_ns : 0);
+    pool_flush(engine);
     pthread_mutex_lock(&pool->lock);
     pool->num_wanted = num_results;
     while (pool->num_results < num_results &&

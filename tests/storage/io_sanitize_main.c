@@ -12,7 +12,7 @@
 
 #define MIB (1u << 20)
 #define FILE_BYTES (4u * MIB + 777)
-#define NUM_REQUESTS 20u
+#define NUM_REQUESTS 18u
 #define WAIT_NS 20000000000ll
 #define CHECK(condition) check(condition, #condition, __LINE__)
 
@@ -81,7 +81,7 @@ struct place {
 
 static struct read_request make_request(struct place *place, uint32_t tag) {
     place->offset = next_random() % (FILE_BYTES / 4096) * 4096;
-    place->num_bytes = (1 + next_random() % (tag % 8 ? 16 : 700)) * 4096;
+    place->num_bytes = (1 + next_random() % (tag % 8 ? 16 : 500)) * 4096;
     place->expected = FILE_BYTES - place->offset;
     if (place->expected > place->num_bytes)
         place->expected = place->num_bytes;
