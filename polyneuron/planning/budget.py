@@ -13,12 +13,12 @@ from polyneuron.planning.source import ModelSource
 from polyneuron.sizes import show_size
 
 MIB = 1 << 20
-RAY_BYTES = 100 * MIB
+RAY_BYTES = 90 * MIB
 """Ray's daemons: measured 70 to 100 MiB."""
-DRIVER_BYTES = 150 * MIB
-"""The driver with tokenizer and vocabulary: measured 110 to 150 MiB."""
-ACTOR_BYTES = 48 * MIB
-"""Private memory of an actor once it works: measured 35 to 48 MiB."""
+DRIVER_BYTES = 130 * MIB
+"""The driver with tokenizer and vocabulary: measured 110 to 130 MiB."""
+ACTOR_BYTES = 38 * MIB
+"""Private memory of an actor once it works: measured 32 to 38 MiB."""
 OTHER_ACTORS = 4  # coordinator, NPU executor, I/O actor, cache actor
 HEADROOM_SHARE = 0.02
 """Of the budget, left free: page tables, sockets, what grows while running."""
