@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from polyneuron.errors import ConfigError
-from polyneuron.io.block_device import DeviceInfo, aligned_bytes, device_error
+from polyneuron.io.block_device import HUGE_PAGE_BYTES, DeviceInfo, aligned_bytes, device_error
 from polyneuron.io.file_device import DeviceOptions, FileDevice
 from polyneuron.kernels._kernels import ffi, lib
 
@@ -93,7 +93,8 @@ def _measure(device: FileDevice, case: ProbeCase, choices: random.Random, max_ns
     info = device.info()
     offsets = np.array(_offsets(info, case, choices), np.uint64)
     latencies = np.zeros(len(offsets), np.uint64)
-    memory = aligned_bytes(case.read_bytes * case.depth, 4096)
+    # At least a huge page, so that every case reads into the same kind of memory.
+    memory = aligned_bytes(max(case.read_bytes * case.depth, HUGE_PAGE_BYTES), 4096)
     memory[:] = 1  # every page there before time is taken
     result = ffi.new("struct io_probe_result *")
     status = lib.io_probe(

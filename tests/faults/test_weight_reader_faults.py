@@ -15,10 +15,9 @@ from polyneuron.io import weight_reader
 from polyneuron.io.block_device import BlockDevice
 from polyneuron.io.device_wrappers import FaultKind
 from polyneuron.io.file_device import open_device
-from polyneuron.io.gguf_file import read_header
 from polyneuron.io.weight_reader import WeightRead, read_weights_from
-from polyneuron.model.architecture import describe
 from polyneuron.planning.layout import ArenaLayout, plan_layout
+from polyneuron.planning.source import open_source
 from tests.faults.fault_loop import Injector, for_every_fault
 from tests.support.tiny_gguf import TinyModel, write_tiny_gguf
 
@@ -32,8 +31,8 @@ class Model:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        header = read_header(path)
-        self.layout: ArenaLayout = plan_layout(header, describe(header), SMALL)
+        self.source = open_source(path)
+        self.layout: ArenaLayout = plan_layout(self.source.manifest, self.source.spec, SMALL)
 
     @contextmanager
     def empty_arena(self) -> Iterator[LocalArena]:
@@ -44,13 +43,14 @@ class Model:
             local.close()
 
     def read(self, device: BlockDevice, local: LocalArena) -> dict[str, bytes]:
-        places = self.layout.weights
-        reads = [WeightRead(p.tensor, p.storage, p.offset, p.num_bytes) for p in places.values()]
-        read_weights_from(device, reads, local.arena, lambda _: None)
+        read_weights_from(device, self.reads(), local.arena, lambda _: None)
         return {
-            name: bytes(local.arena.bytes_at(place.offset, place.num_bytes))
-            for name, place in places.items()
+            read.tensor.name: bytes(local.arena.bytes_at(read.offset, read.num_bytes))
+            for read in self.reads()
         }
+
+    def reads(self) -> list[WeightRead]:
+        return [r for r in self.source.reads(self.layout) if isinstance(r, WeightRead)]
 
 
 @pytest.fixture
@@ -80,7 +80,6 @@ def test_told_faults_are_cured_or_named(model: Model) -> None:
             assert device.info().num_outstanding == 0
 
     num_chunks = sum(
-        -(-place.tensor.num_rows * place.tensor.row_bytes // 4096)
-        for place in model.layout.weights.values()
+        -(-read.tensor.num_rows * read.tensor.row_bytes // 4096) for read in model.reads()
     )
     assert for_every_fault(body, TOLD) > num_chunks
