@@ -15,7 +15,7 @@ KERNEL_SOURCES := kernels/build_kernels.py $(wildcard kernels/src/*.c kernels/sr
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench model-7b bench-7b clean distclean check-tools
+.PHONY: help demo test lint bench model-7b bench-7b bench-streaming clean distclean check-tools
 
 help:
 	@echo "make demo       answer two prompts with SmolLM2, from memory and streamed from its file"
@@ -24,6 +24,7 @@ help:
 	@echo "make bench      speed beside llama.cpp on this machine (compiles llama.cpp once: minutes)"
 	@echo "make model-7b   write random weights of a 7B model's shape, 3.8 GB, into the cache folder"
 	@echo "make bench-7b   the same on them; once they are there, make bench includes them"
+	@echo "make bench-streaming  the same file in 3 GiB of memory, beside llama.cpp's mmap (needs cgroups)"
 	@echo "make clean      remove build products, caches and the model cache"
 	@echo "make distclean  the same, and .venv"
 	@echo "PYTHON=python3.12 make demo    chooses the Python that .venv is made of"
@@ -62,6 +63,9 @@ model-7b: $(VENV)/.stamp-core
 bench-7b: $(VENV)/.stamp-peer
 	@model=$$($(VENV_PYTHON) -m tests.bench.random_model) && \
 	$(POLYNEURON) bench -m "$$model" -p 128 -n 32 -r 3 -t 2 --peer llama.cpp
+
+bench-streaming: $(VENV)/.stamp-peer
+	@$(VENV_PYTHON) -m tests.bench.streaming
 
 clean:
 	rm -rf build dist ./*.egg-info kernels/_kernels.c kernels/_kernels*.so $(VENV)/.stamp-core

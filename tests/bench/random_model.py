@@ -144,14 +144,19 @@ def write_random_model(path: Path, spec: ModelSpec, seed: int = 0) -> int:
     return total
 
 
-def main() -> None:
-    """Make sure of the 7B file and print its path."""
+def ensure_model() -> Path:
+    """The 7B file in the cache folder, written where it is missing."""
     path = cache_folder() / FILE_NAME
     if not path.is_file():
         note = f"writing {path}: 3.8 GB of random weights; `make clean` removes it"
         print(note, file=sys.stderr, flush=True)
         write_random_model(path, LLAMA_2_7B)
-    print(path)
+    return path
+
+
+def main() -> None:
+    """Make sure of the 7B file and print its path."""
+    print(ensure_model())
 
 
 if __name__ == "__main__":

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from polyneuron.io.ncf_format import Layout
 from polyneuron.model.convert import convert
 from polyneuron.model.locate import locate_model
 from tests.support.engines import GREEDY, PROMPT, open_engine, write_model
+from tests.support.memory_cgroup import MemoryCgroup, memory_cgroup
 
 pytestmark = pytest.mark.ray
 
@@ -75,53 +75,20 @@ class TestStreaming:
             assert generation.completion.logits_sha256 == expected.logits_sha256
 
 
-@contextmanager
-def memory_cgroup(limit_bytes: int) -> Iterator[Path]:
-    """A memory cgroup (v1 or v2) below this process's own, or a skip with the reason."""
-    root = Path("/sys/fs/cgroup")
-    own = {
-        line.split(":")[1]: line.split(":")[2]
-        for line in Path("/proc/self/cgroup").read_text().splitlines()
-    }
-    is_v1 = (root / "memory").is_dir()
-    base = root / "memory" / own.get("memory", "/").lstrip("/") if is_v1 else root
-    folder = base / f"polyneuron-test-{os.getpid()}"
-    limit_file = folder / ("memory.limit_in_bytes" if is_v1 else "memory.max")
-    try:
-        folder.mkdir()
-        limit_file.write_text(str(limit_bytes))
-    except OSError as error:
-        if folder.is_dir():
-            folder.rmdir()
-        pytest.skip(f"no memory cgroup can be made here: {error.strerror}")
-    try:
-        yield folder
-    finally:
-        folder.rmdir()
+@pytest.fixture
+def cgroup() -> Iterator[MemoryCgroup]:
+    """A cgroup of BUDGET bytes; its removal fails while a process is left in it."""
+    with ExitStack() as stack:
+        try:
+            inside = stack.enter_context(memory_cgroup(BUDGET))
+        except OSError as error:
+            pytest.skip(f"no memory cgroup can be made here: {error.strerror}")
+        yield inside
 
 
-def oom_kills(folder: Path) -> int:
-    for name in ("memory.oom_control", "memory.events"):
-        path = folder / name
-        if path.exists():
-            fields = dict(line.split() for line in path.read_text().splitlines())
-            return int(fields["oom_kill"])
-    raise AssertionError("a memory cgroup counts its kills")
-
-
-def run_inside(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run polyneuron in a cgroup."""
-    script = 'echo $$ > "$0/cgroup.procs"; exec "$@"'
-    return subprocess.run(
-        ["sh", "-c", script, str(folder), sys.executable, "-m", "polyneuron", *words],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-
-
-def test_smollm2_streams_inside_a_cgroup_of_its_budget(tmp_path: Path) -> None:
+def test_smollm2_streams_inside_a_cgroup_of_its_budget(
+    cgroup: MemoryCgroup, tmp_path: Path
+) -> None:
     try:
         source = locate_model("smollm2")
     except ConfigError as error:  # the weights are an extra
@@ -129,11 +96,10 @@ def test_smollm2_streams_inside_a_cgroup_of_its_budget(tmp_path: Path) -> None:
     path = tmp_path / "smollm2.ncf"
     convert(source, path, layout=Layout.TILES)
     words = ["run", "-m", str(path), "-p", "The capital of France is", "-n", "8", "--temp", "0"]
-    words += ["-c", "256", "--memory", str(BUDGET), "--json", "-t", "2"]
-    with memory_cgroup(BUDGET) as folder:  # its removal fails while a process is left in it
-        done = run_inside(folder, *words)
-        assert done.returncode == 0, done.stderr
-        assert oom_kills(folder) == 0
+    words += ["-c", "256", "--memory", str(BUDGET), "--ffn-resident", "0.5", "--json", "-t", "2"]
+    done = cgroup.run([sys.executable, "-m", "polyneuron", *words], TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+    assert cgroup.oom_kills() == 0
     result = json.loads(done.stdout)
     assert result["text"].startswith(" Paris")
     assert 0 < result["memory"]["resident_ffn_fraction"] < 1

@@ -12,11 +12,10 @@ from polyneuron.actors.arena import LocalArena
 from polyneuron.config import EngineConfig
 from polyneuron.errors import DeviceError
 from polyneuron.io import weight_reader
-from polyneuron.io.gguf_file import read_header
 from polyneuron.io.pack import pack_rows_into
 from polyneuron.io.weight_reader import WeightRead, read_weights
-from polyneuron.model.architecture import describe
 from polyneuron.planning.layout import ArenaLayout, plan_layout
+from polyneuron.planning.source import open_source
 from tests.support.tiny_gguf import TinyModel, random_weights, write_tiny_gguf
 
 MODEL = TinyModel(family="qwen2", tensor_type="Q4_1", embedding_type="F16")
@@ -29,8 +28,9 @@ class Reading:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        header = read_header(path)
-        self.layout: ArenaLayout = plan_layout(header, describe(header), CONFIG)
+        source = open_source(path)
+        self.layout: ArenaLayout = plan_layout(source.manifest, source.spec, CONFIG)
+        self.reads = [read for read in source.reads(self.layout) if isinstance(read, WeightRead)]
         self._local = LocalArena(self.layout)
         self.arena = self._local.arena
         self.bytes = self.arena.view(0, (self.layout.num_bytes,), np.uint8)
@@ -38,11 +38,7 @@ class Reading:
         self.progress: list[int] = []
 
     def read(self) -> weight_reader.ReadReport:
-        reads = [
-            WeightRead(place.tensor, place.storage, place.offset, place.num_bytes)
-            for place in self.layout.weights.values()
-        ]
-        return read_weights(self.path, reads, self.arena, self.progress.append)
+        return read_weights(self.path, self.reads, self.arena, self.progress.append)
 
 
 @pytest.fixture
@@ -59,7 +55,7 @@ class TestWeightReader:
     def test_vectors_are_the_files(self, reading: Reading) -> None:
         reading.read()
         weights = random_weights(MODEL)
-        vectors = [p for p in reading.layout.weights.values() if p.storage is None]
+        vectors = [read for read in reading.reads if read.storage is None]
         assert vectors
         for place in vectors:
             found = reading.arena.view(place.offset, (place.num_bytes // 4,), np.float32)
@@ -71,14 +67,16 @@ class TestWeightReader:
         """The same bytes as a tensor packed in one go from the file's own."""
         reading.read()
         content = reading.path.read_bytes()
-        for place in reading.layout.weights.values():
+        for place in reading.reads:
             if place.storage is None:
                 continue
             tensor = place.tensor
             raw = memoryview(content)[tensor.offset : tensor.offset + tensor.num_bytes]
             expected = bytearray(place.num_bytes)
             pack_rows_into(tensor, place.storage, raw, memoryview(expected))
-            assert bytes(reading.bytes[place.offset : place.end]) == bytes(expected)
+            assert bytes(reading.bytes[place.offset : place.offset + place.num_bytes]) == bytes(
+                expected
+            )
 
     def test_chunks_change_nothing(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """One tile at a time or everything at once."""
@@ -92,13 +90,13 @@ class TestWeightReader:
     def test_nothing_beside_the_weights_is_touched(self, reading: Reading) -> None:
         reading.read()
         untouched = np.ones(len(reading.bytes), dtype=bool)
-        for place in reading.layout.weights.values():
-            untouched[place.offset : place.end] = False
+        for place in reading.reads:
+            untouched[place.offset : place.offset + place.num_bytes] = False
         assert (reading.bytes[untouched] == FILL).all()
 
     def test_progress_grows_to_the_whole(self, reading: Reading) -> None:
         report = reading.read()
-        total = sum(place.tensor.num_bytes for place in reading.layout.weights.values())
+        total = sum(read.file_bytes for read in reading.reads)
         assert reading.progress == sorted(reading.progress)
         assert reading.progress[-1] == report.num_bytes == total
 
@@ -109,15 +107,16 @@ class TestWeightReader:
         model = replace(MODEL, d_model=256, head_dim=64, d_ff=256, tensor_type="Q6_K")
         reading = Reading(write_tiny_gguf(tmp_path / "m.gguf", model))
         lossy = reading.read().lossy
-        matrices = {n for n, p in reading.layout.weights.items() if p.tensor.type_id == 14}
+        tensors = [read.tensor for read in reading.reads]
+        matrices = {tensor.name for tensor in tensors if tensor.type_id == 14}
         assert set(lossy) == matrices != set()
 
     @pytest.mark.parametrize("share", [0.3, 0.6, 0.99])
     def test_cut_file_is_an_error(self, path: Path, share: float) -> None:
         """Cut off after its header was read: never a wrong weight, a line that names the place."""
         reading = Reading(path)
-        last = max(p.tensor.offset + p.tensor.num_bytes for p in reading.layout.weights.values())
-        first = min(p.tensor.offset for p in reading.layout.weights.values())
+        last = max(read.tensor.offset + read.tensor.num_bytes for read in reading.reads)
+        first = min(read.tensor.offset for read in reading.reads)
         cut = first + int((last - first) * share)
         with path.open("r+b") as file:
             file.truncate(cut)
