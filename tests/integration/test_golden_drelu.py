@@ -1,34 +1,29 @@
 """A dReLU model with real activations against a float32 forward pass of the same file.
 
-The file is 144 MB and no package has it: name its folder in POLYNEURON_TEST_MODELS.
+The file is 144 MB and no package has it: `tests/support/models.py` tells where it may lie.
 """
 
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.support.golden import DATA, log_probabilities
+from tests.support.models import DRELU, NO_DRELU
 from tests.support.recording_engine import RecordingEngine
 
-FOLDER = os.environ.get("POLYNEURON_TEST_MODELS", "")
-MODEL = Path(FOLDER, "smollm2-135m-drelu-q8_0.gguf")
 NOISE_BOUND = 0.10
 """Root of the mean square over all records: what activations in 8 bits cost here."""
 NOISES = 4.0
 
-pytestmark = pytest.mark.skipif(
-    not FOLDER or not MODEL.exists(), reason="POLYNEURON_TEST_MODELS names no folder with the file"
-)
+pytestmark = pytest.mark.skipif(not DRELU.exists(), reason=NO_DRELU)
 
 
 def test_drelu_is_near_its_float32_golden() -> None:
     gaps = []
-    with RecordingEngine(MODEL, num_ctx=1024, max_logit_rows=64) as engine:
+    with RecordingEngine(DRELU, num_ctx=1024, max_logit_rows=64) as engine:
         for case in json.loads((DATA / "smollm2_drelu_greedy.json").read_text())["cases"]:
             prompt, tokens = case["prompt_tokens"], case["tokens"]
             records = np.array(case["top_logprobs"])

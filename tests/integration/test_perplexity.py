@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.models import DRELU, NO_DRELU
+
 TEXT = Path(__file__).resolve().parents[1] / "data" / "text" / "genesis_1_12.txt"
-MODELS_VARIABLE = "POLYNEURON_TEST_MODELS"
-DRELU = "smollm2-135m-drelu-q8_0.gguf"
 TIMEOUT_S = 300
 
 pytestmark = pytest.mark.ray
@@ -41,9 +40,6 @@ def test_smollm2_lies_between_float_and_llama_cpp() -> None:
     assert (found["chunks"], found["tokens"]) == (18, 18 * 255)
 
 
+@pytest.mark.skipif(not DRELU.exists(), reason=NO_DRELU)
 def test_drelu_model_is_near_the_float_figure() -> None:
-    folder = os.environ.get(MODELS_VARIABLE)
-    if folder is None or not (Path(folder) / DRELU).is_file():
-        pytest.skip(f"needs {DRELU}: set {MODELS_VARIABLE} to its folder")
-    found = perplexity(str(Path(folder) / DRELU))
-    assert found["ppl"] == pytest.approx(24.885, rel=0.007)
+    assert perplexity(str(DRELU))["ppl"] == pytest.approx(24.885, rel=0.007)
