@@ -87,6 +87,8 @@ class Engine:
         except TypeError as error:
             raise ConfigError(f"Engine: {error}") from None
         self.config = resolve_config(base, self.spec)
+        # Asked once: what Ray takes later is counted apart.
+        self._limit_bytes = self.config.memory_bytes or HostMemory().default_budget()
         self.budget = self._plan_streamable(on_convert)
         if first_prompt is not None:  # what does not fit is refused before weights are read
             self.encode_prompt(first_prompt)
@@ -104,8 +106,7 @@ class Engine:
 
     def _plan(self, private_bytes: int) -> Budget:
         """Fit the model into what the user allows, or the machine leaves."""
-        limit = self.config.memory_bytes or HostMemory().available().num_bytes
-        return fit(self.source, self.config, limit, private_bytes)
+        return fit(self.source, self.config, self._limit_bytes, private_bytes)
 
     def _plan_streamable(self, on_convert: LoadProgress | None) -> Budget:
         """The budget by estimate; a GGUF that does not fit is converted once into the cache."""

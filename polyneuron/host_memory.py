@@ -9,6 +9,10 @@ UNLIMITED_BYTES = 1 << 60
 """A limit above this is none: cgroup v1 writes a huge number for it."""
 
 
+MARGIN = 0.05
+"""Share of the available memory that is left to others."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
     """Bytes that may still be taken, and who says so."""
@@ -28,6 +32,10 @@ class HostMemory:
         """The smaller of MemAvailable and what every enclosing cgroup leaves."""
         limits = [MemoryLimit(self._mem_available(), "MemAvailable"), *self._cgroup_rooms()]
         return min(limits, key=lambda limit: limit.num_bytes)
+
+    def default_budget(self) -> int:
+        """Bytes to take when nobody says how many: what is available, less a margin."""
+        return int(self.available().num_bytes * (1 - MARGIN))
 
     def _mem_available(self) -> int:
         for line in (self.proc / "meminfo").read_text().splitlines():

@@ -139,7 +139,7 @@ struct step_params {
 
 /* Layers that do not fit pass through a ring of buffers, in the order a forward pass needs them,
  * over and over: load s is that of streamed layer s mod num_layers, to buffer s mod num_buffers.
- * The reader runs ahead as far as buffers are free, across the end of a step too. Counters wrap. */
+ * The reader runs ahead as far as buffers are free, across the end of a step too. */
 struct layer_stream {
     uint32_t landed;          /* loads whose bytes are in place; executors wait on it */
     uint32_t pad0[15];

@@ -39,7 +39,7 @@ def plan(
     wanted = options.budget(memory, ffn_resident, model)
     config = EngineConfig(num_ctx=ctx_size, num_workers=threads, max_sequences=1, **wanted)
     config = resolve_config(config, source.spec)
-    limit = config.memory_bytes or HostMemory().available().num_bytes
+    limit = config.memory_bytes or HostMemory().default_budget()
     budget = fit(source, config, limit, private_estimate(config))
     rate = None
     if budget.streamed_bytes and source.can_stream:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from polyneuron.config import EngineConfig
-from polyneuron.errors import UnsupportedError
 from polyneuron.io.ncf_format import Layout, NcfManifest, NcfSection
 from polyneuron.kernels.arena import HEADER_BYTES, PAGE_BYTES, board_bytes
 from polyneuron.kernels.quant import StorageType
@@ -248,13 +247,9 @@ def plan_layout(
 ) -> ArenaLayout:
     """Lay out an arena with `num_resident` layers' feed-forward weights (None: all) in it.
 
-    Nothing is allocated. Raises UnsupportedError for a file in bundles.
+    Nothing is allocated. The file is in tiles.
     """
-    if manifest.layout is not Layout.TILES:
-        raise UnsupportedError(
-            "the feed-forward weights are stored as bundles, which only sparse modes read; "
-            "convert the model with --layout tiles"
-        )
+    assert manifest.layout is Layout.TILES
     if num_resident is None:
         num_resident = spec.num_layers
     allocator = _Allocator()

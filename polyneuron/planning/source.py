@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from polyneuron.errors import UnsupportedError
 from polyneuron.io.file_kind import is_ncf
 from polyneuron.io.gguf_file import GgufHeader, check_supported, read_header
 from polyneuron.io.ncf_format import Layout, NcfManifest, NcfSource
@@ -57,6 +58,11 @@ def open_source(path: Path) -> ModelSource:
     """Open a GGUF or a neuron-cluster file; nothing but its head is read."""
     if is_ncf(path):
         ncf = read_ncf(path)
+        if ncf.manifest.layout is not Layout.TILES:
+            raise UnsupportedError(
+                f"{path}: its feed-forward weights are stored as bundles, which this version "
+                f"cannot run; convert the model with --layout tiles"
+            )
         return ModelSource(path, spec_of(ncf), ncf.metadata, ncf.manifest, None)
     header = read_header(path)
     check_supported(header)

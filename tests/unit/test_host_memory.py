@@ -64,6 +64,10 @@ class TestAvailable:
         limit = make_host(tmp_path, cgroup=cgroup, files=files).available()
         assert (limit.num_bytes, limit.source) == (GIB, "cgroup job")
 
+    def test_default_budget_leaves_a_margin(self, tmp_path: Path) -> None:
+        host = make_host(tmp_path, files={})
+        assert 0.9 * 8 * GIB < host.default_budget() < 8 * GIB
+
     def test_small_machine_in_a_big_cgroup(self, tmp_path: Path) -> None:
         files = {"job/memory.max": f"{64 * GIB}\n", "job/memory.current": "0\n"}
         host = make_host(tmp_path, available=GIB, cgroup="0::/job\n", files=files)

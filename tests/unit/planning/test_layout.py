@@ -15,6 +15,7 @@ from polyneuron.errors import UnsupportedError
 from polyneuron.io.ncf_format import Layout
 from polyneuron.kernels.arena import HEADER_BYTES, PAGE_BYTES
 from polyneuron.kernels.quant import tile_bytes
+from polyneuron.model.convert import convert
 from polyneuron.planning.layout import (
     LINE_BYTES,
     REGIONS,
@@ -105,11 +106,11 @@ class TestResidency:
         assert streamed_layers(4, 4) == []
         assert streamed_layers(3, 0) == [0, 1, 2]
 
-    def test_bundles_are_refused(self) -> None:
-        source = open_source(Path(gguf_path("bamboo")))
-        manifest = replace(source.manifest, layout=Layout.BUNDLES)
-        with pytest.raises(UnsupportedError, match="--layout tiles"):
-            plan_layout(manifest, source.spec, CONFIG)
+    def test_bundles_are_refused_by_name(self, tmp_path: Path) -> None:
+        path = tmp_path / "bundles.ncf"
+        convert(Path(gguf_path("bamboo")), path, layout=Layout.BUNDLES)
+        with pytest.raises(UnsupportedError, match=r"bundles\.ncf: .*--layout tiles"):
+            open_source(path)
 
 
 class TestLayout:
