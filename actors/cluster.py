@@ -90,6 +90,7 @@ class PrivateCluster:
         self._processes: list[ProcessId] = []
         self._temp_dir: Path | None = None
         self._sigterm = SigtermGuard()
+        self._is_up = False
 
     @property
     def temp_dir(self) -> Path:
@@ -172,6 +173,7 @@ class PrivateCluster:
             )
         output.take_logger()
         self._sigterm.install()
+        self._is_up = True
 
     def stop(self) -> None:
         """Stop Ray and see to it that every process and file is gone; safe to call again."""
@@ -195,6 +197,7 @@ class PrivateCluster:
             watchdog.cancel()
             self._temp_dir = None
             self._processes = []
+            self._is_up = False
 
     def processes(self) -> list[ProcessId]:
         """Ray's living processes of this cluster, actors included."""
@@ -218,8 +221,11 @@ class PrivateCluster:
             kill(process)
 
     def _end_processes(self, reap: Callable[[], None]) -> None:
-        """Wait for every recorded process to be gone; kill what is not."""
-        for bound_s in (_KILL_BOUND_S, _KILL_BOUND_S):
+        """Wait for every recorded process to be gone; kill what is not.
+
+        Where the start itself was broken off nobody has told them to end: they are killed at once.
+        """
+        for bound_s in (_KILL_BOUND_S if self._is_up else 0.0, _KILL_BOUND_S):
             deadline = time.monotonic() + bound_s
             while time.monotonic() < deadline:
                 reap()
