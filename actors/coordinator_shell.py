@@ -27,6 +27,7 @@ from polyneuron.planning.layout import ArenaLayout
 RESTART_TIMEOUT_S = 30.0
 UNWIND_TIMEOUT_NS = 5_000_000_000
 WATCH_NS = 500_000_000
+IDLE_WATCH_S = 1.0
 POLL_S = 0.001
 
 
@@ -50,6 +51,7 @@ class CoordinatorShell:
         self._changed = threading.Condition()
         self._stopping = False
         self._dry = False
+        self._is_manned = False
         self._recoveries = 0
         self._watched_ns = 0
 
@@ -71,6 +73,7 @@ class CoordinatorShell:
         self._serve(list(crew.executors))
         report = self._read_resident(reads)
         self._start_stream()
+        self._is_manned = True
         return report
 
     def _start_stream(self) -> None:
@@ -152,17 +155,27 @@ class CoordinatorShell:
 
     @ray.method(concurrency_group="loop")
     def run(self) -> None:
-        """Run steps while there are sequences; sleep while there are none."""
+        """Run steps while there are sequences; else sleep, and look after the executors."""
         while True:
             with self._changed:
                 plan = self._next_plan()
-                while plan is None and not self._stopping:
-                    self._changed.wait()
+                if plan is None and not self._stopping:
+                    self._changed.wait(IDLE_WATCH_S)
                     plan = self._next_plan()
-                if self._stopping or plan is None:
+                if self._stopping:
                     self._fail_all("stopped", None)
                     return
-            self._perform(plan)
+            if plan is not None:
+                self._perform(plan)
+            elif self._is_manned:
+                self._watch_idle()
+
+    def _watch_idle(self) -> None:
+        """Replace lost executors before a request needs them."""
+        try:
+            self._replace_idle()
+        except Exception:  # noqa: BLE001  the next step meets it again and tells its request
+            self._watched_ns = monotonic_ns()
 
     def _next_plan(self) -> StepPlan | None:
         for sequence in self._state.admit():

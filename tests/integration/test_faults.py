@@ -163,7 +163,19 @@ def same(a: Completion, b: Completion) -> bool:
 
 
 def replaced(engine: Engine, executor: int, pid: int) -> bool:
-    return bool(engine.executors()[executor].pid not in (0, pid))
+    """Whether another process has taken the place; asks the arena, since a stopped one is mute."""
+    return bool(engine.actors.arena.executor(executor).pid not in (0, pid))
+
+
+class TestIdle:
+    @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+    def test_worker_lost_between_requests_is_replaced_without_one(
+        self, engine: Engine, undisturbed: dict[str, Completion], fault: signal.Signals
+    ) -> None:
+        pid = int(engine.actors.arena.executor(0).pid)
+        os.kill(pid, fault)
+        wait_until(lambda: replaced(engine, 0, pid), "another process has the place")
+        assert same(start(engine, PROMPT).wait(), undisturbed["decode"])
 
 
 class TestCoordinator:
