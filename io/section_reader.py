@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,19 +14,17 @@ from polyneuron.io.block_device import (
     BlockDevice,
     ReadCompletion,
     ReadRequest,
-    aligned_bytes,
     read_error,
     stall_error,
 )
 from polyneuron.io.file_device import open_device
-from polyneuron.io.ncf_format import EXTENT_BYTES, PAGE_BYTES, NcfSection
+from polyneuron.io.ncf_format import EXTENT_BYTES, NcfSection
 from polyneuron.io.weight_reader import ReadReport
 from polyneuron.kernels.arena import Arena
 from polyneuron.kernels.checksum import crc32c
 
 REQUEST_BYTES = 2 * EXTENT_BYTES
 MAX_REAPED = 16
-PROBE_BYTES = 512 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,19 +161,3 @@ def read_sections_from(
         total += part.num_bytes
         progress(total)
     return ReadReport(total, device.info().is_direct, {})
-
-
-def sequential_rate(path: Path, sections: Sequence[NcfSection]) -> float:
-    """Bytes a second at which layers can be read, measured on the first of them."""
-    memory = aligned_bytes(max(section.num_bytes for section in sections), PAGE_BYTES)
-    target, total = int(memory.ctypes.data), 0
-    with open_device(path) as device:
-        reader, started = SectionReader(device), time.perf_counter()
-        for key, section in enumerate(sections):
-            if total >= PROBE_BYTES:
-                break
-            reader.order(section, target, key)  # later layers land on earlier ones
-            total += section.num_bytes
-        for _ in reader.parts():
-            pass
-        return total / (time.perf_counter() - started)

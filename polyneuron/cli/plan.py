@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from polyneuron.planning.budget import Budget
 
 PLAIN_WIDTH = 100
+READ_BYTES, READ_DEPTH = 1 << 20, 8  # as layers are read
 
 
 def plan(
@@ -30,7 +32,6 @@ def plan(
     """Show what stays in memory, what is read for each token, and how fast that can be."""
     from polyneuron.config import EngineConfig
     from polyneuron.host_memory import HostMemory
-    from polyneuron.io.section_reader import sequential_rate
     from polyneuron.model.locate import locate_model
     from polyneuron.planning.budget import fit, private_estimate, resolve_config
     from polyneuron.planning.source import open_source
@@ -43,8 +44,7 @@ def plan(
     budget = fit(source, config, limit, private_estimate(config))
     rate = None
     if budget.streamed_bytes and source.can_stream:
-        sections = [place.section for place in budget.layout.streamed]
-        rate = sequential_rate(source.path, sections)
+        rate = disk_rate(source.path)
     if as_json:
         sys.stdout.write(json.dumps(as_object(budget, rate)) + "\n")
         return
@@ -53,6 +53,18 @@ def plan(
     console.print(table(budget))
     for line in promises(budget, rate, can_stream=source.can_stream):
         console.print(line, soft_wrap=True)
+
+
+def disk_rate(path: Path) -> float | None:
+    """Bytes a second of large sequential reads, measured; None of a file too small for it."""
+    import random
+
+    from polyneuron.io.device_probe import Pattern, ProbeCase, probe_device
+
+    case = ProbeCase(Pattern.SEQUENTIAL, READ_BYTES, READ_DEPTH)
+    if path.stat().st_size < READ_BYTES:
+        return None
+    return probe_device(path, random.Random(0), cases=[case]).rows[0].bytes_per_s
 
 
 def table(budget: Budget) -> Table:
