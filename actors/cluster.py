@@ -192,7 +192,10 @@ class PrivateCluster:
         watchdog.daemon = True
         watchdog.start()  # ends what an orderly shutdown hangs on
         try:
-            self._cleanup.close()
+            # A pipe to a process that has ended first is no error here, and must not stand in for
+            # what ends the program; the stack runs all its steps in any case.
+            with contextlib.suppress(BrokenPipeError):
+                self._cleanup.close()
         finally:
             watchdog.cancel()
             self._temp_dir = None
