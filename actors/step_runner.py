@@ -15,9 +15,10 @@ from polyneuron.actors.coordinator import Sequence, StepPlan
 from polyneuron.config import Phase
 from polyneuron.errors import EngineError
 from polyneuron.kernels.arena import SPIN_LIMIT, Arena, StepFlag, StepStatus, Unit, monotonic_ns
+from polyneuron.kernels.quant import KV_BLOCK_TOKENS
 from polyneuron.model.rope import rope_table
 from polyneuron.model.spec import ModelSpec
-from polyneuron.planning.layout import KV_BLOCK_TOKENS, ArenaLayout
+from polyneuron.planning.layout import ArenaLayout
 from polyneuron.planning.step_program import compile_program, write_program
 
 WAIT_SLICE_NS = 250_000_000

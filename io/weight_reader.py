@@ -20,10 +20,9 @@ from polyneuron.io.gguf_file import GgufTensor
 from polyneuron.io.pack import PackError, pack_rows_into, vector_values
 from polyneuron.io.read_ahead import read_ahead
 from polyneuron.kernels.arena import Arena
-from polyneuron.kernels.quant import StorageType, tile_bytes
+from polyneuron.kernels.quant import TILE_ROWS, StorageType, tile_bytes
 
 READ_BYTES = 4 << 20
-TILE_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)

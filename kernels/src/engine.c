@@ -67,11 +67,6 @@ void step_ring(void *base, uint32_t step_seq) {
             word_store_wake(&board->doorbell[unit], step_seq);
 }
 
-uint32_t step_progress(void *base, uint32_t step_seq) {
-    uint32_t word = __atomic_load_n(&board_at(base)->progress, __ATOMIC_ACQUIRE);
-    return progress_ops(word, step_seq);
-}
-
 static int aborted(const struct arena_header *header) {
     return __atomic_load_n(&header->abort, __ATOMIC_ACQUIRE) != 0 ||
            __atomic_load_n(&header->stop, __ATOMIC_ACQUIRE) != 0;

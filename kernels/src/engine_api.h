@@ -175,8 +175,6 @@ uint32_t step_open(void *base);
 void step_ring(void *base, uint32_t step_seq);
 /* Wait for the step's end: enum step_status. */
 int step_wait(void *base, uint32_t step_seq, int64_t timeout_ns);
-/* Ops complete so far in this step (0 when another step is on the board). */
-uint32_t step_progress(void *base, uint32_t step_seq);
 /* Set the abort word and wake every waiter; clear it again. */
 void step_abort(void *base);
 void step_clear_abort(void *base);

@@ -45,7 +45,7 @@ def perplexity(
         LoadProgress("reading weights") as progress,
         Engine(model, config, on_load=progress) as engine,
     ):
-        progress.__exit__(None, None, None)
+        progress.stop()
         result = score_text(engine, text, chunks)
     if as_json:
         print(json.dumps(as_object(result)))

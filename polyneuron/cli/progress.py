@@ -38,6 +38,10 @@ class LoadProgress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Take the bar away; safe to call again."""
         if self._bar is not None:
             self._bar.stop()
 

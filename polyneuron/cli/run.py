@@ -90,7 +90,7 @@ def run(
         Engine(model, config, on_load=progress, on_convert=converting, first_prompt=text) as engine,
     ):
         for bar in (progress, converting):
-            bar.__exit__(None, None, None)
+            bar.stop()
         complete(
             engine, text, output, max_tokens=max(predict, -1), sampling=sampling,
             stop=tuple(stop or ()), ignore_eos=ignore_eos,

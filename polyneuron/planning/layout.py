@@ -9,15 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from polyneuron.config import EngineConfig
-from polyneuron.io.ncf_format import Layout, NcfManifest, NcfSection
+from polyneuron.io.ncf_format import LINE_BYTES, Layout, NcfManifest, NcfSection, round_up
 from polyneuron.kernels.arena import HEADER_BYTES, PAGE_BYTES, board_bytes
-from polyneuron.kernels.quant import StorageType
+from polyneuron.kernels.quant import KV_BLOCK_TOKENS, TILE_ROWS, StorageType, kv_block_bytes
 from polyneuron.model.spec import ModelSpec
 
-LINE_BYTES = 64
-TILE_ROWS = 32
 ACT_BLOCK_BYTES = 40
-KV_BLOCK_TOKENS = 32
 MAX_OPS_PER_LAYER = 16
 MAX_OPS_OUTSIDE = 8
 MAILBOX_HEAD_BYTES = 64
@@ -31,11 +28,6 @@ REGIONS = (
     "boards", "inputs", "activations", "mailbox", "kv", "fixed", "hot", "cold", "stage",
     "scratch", "trace",
 )  # fmt: skip
-
-
-def round_up(value: int, step: int) -> int:
-    """The next multiple of `step`."""
-    return -(-value // step) * step
 
 
 def act_bytes(cols: int) -> int:
@@ -143,11 +135,6 @@ class _Allocator:
             self.take(f"{name}.{part}", num_bytes)
         self.offset = round_up(self.offset, PAGE_BYTES)
         self.spans[name] = Span(start, self.offset - start)
-
-
-def kv_block_bytes(spec: ModelSpec) -> int:
-    """Bytes of one KV block: 32 tokens of one head, keys and values in f16."""
-    return 2 * spec.head_dim * KV_BLOCK_TOKENS * 2
 
 
 def num_executors(config: EngineConfig) -> int:
@@ -263,7 +250,7 @@ def plan_layout(
     mailbox = MAILBOX_HEAD_BYTES + 4 * config.num_ctx
     allocator.region("mailbox", [(str(i), mailbox) for i in range(config.max_requests)])
     num_blocks = config.max_sequences * -(-config.num_ctx // KV_BLOCK_TOKENS)
-    layer_bytes = num_blocks * spec.num_kv_heads * kv_block_bytes(spec)
+    layer_bytes = num_blocks * spec.num_kv_heads * kv_block_bytes(spec.head_dim)
     allocator.region("kv", [("blocks", spec.num_layers * layer_bytes)])
     rope_bytes = 4 * config.num_ctx * spec.rope.rotary_dim
     fixed_bytes = manifest.sections[0].num_bytes

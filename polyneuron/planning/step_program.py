@@ -12,9 +12,10 @@ from itertools import pairwise
 from typing import Any
 
 from polyneuron.config import Phase
+from polyneuron.io.ncf_format import round_up
 from polyneuron.kernels.arena import Arena, OpFlag, OpKind, Unit
 from polyneuron.model.spec import ModelSpec
-from polyneuron.planning.layout import ArenaLayout, WeightPlace, round_up
+from polyneuron.planning.layout import ArenaLayout, WeightPlace
 
 QUANT_BLOCK = 32
 

@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 
 from polyneuron.config import EngineConfig
 from polyneuron.errors import UnsupportedError
-from polyneuron.io.ncf_format import Layout
+from polyneuron.io.ncf_format import LINE_BYTES, Layout
 from polyneuron.kernels.arena import HEADER_BYTES, PAGE_BYTES
-from polyneuron.kernels.quant import tile_bytes
+from polyneuron.kernels.quant import TILE_ROWS, tile_bytes
 from polyneuron.model.convert import convert
 from polyneuron.planning.layout import (
-    LINE_BYTES,
     REGIONS,
-    TILE_ROWS,
     ArenaLayout,
     num_executors,
     plan_layout,

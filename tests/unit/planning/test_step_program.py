@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from polyneuron.config import EngineConfig, Phase
+from polyneuron.io.ncf_format import round_up
 from polyneuron.kernels.arena import OpFlag, OpKind, Unit
 from polyneuron.model.spec import ModelSpec
-from polyneuron.planning.layout import ArenaLayout, plan_layout, round_up
+from polyneuron.planning.layout import ArenaLayout, plan_layout
 from polyneuron.planning.source import open_source
 from polyneuron.planning.step_program import StepOp, compile_program
 from tests.support.families import FAMILY_CASES, gguf_path
