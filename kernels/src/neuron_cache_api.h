@@ -1,0 +1,63 @@
+/* The neuron cache: which neurons' rows lie in which slots of the arena (DESIGN §4, PAPER §1.6).
+ * Declarations only: neuron_cache.h includes this file and cffi's cdef() reads it.
+ *
+ * One library for the engine, where it lives in shared memory and executors of several processes
+ * call it, and for the simulation, where one thread calls it. Slots are numbered: the hot region is
+ * slots [0, hot_slots), held by whole clusters of consecutive neurons; the cold region is slots
+ * [hot_slots, num_slots), held neuron by neuron. The library moves no weights: it decides.
+ *
+ * A neuron's id counts through all layers: layer * neurons_per_layer + index in the file. */
+
+enum neuron_state {
+    NEURON_ABSENT = 0,    /* no slot */
+    NEURON_LOADING = 1,   /* has a slot, its bytes are on their way */
+    NEURON_RESIDENT = 2,  /* in the cold region */
+    NEURON_PINNED = 3,    /* in the hot region */
+    NEURON_EVICTING = 4   /* its slot goes as soon as the running epoch is over */
+};
+
+enum { NO_SLOT = 0xFFFFFF, SLOT_LATE = 0x80000000 };
+
+struct neuron_miss { uint32_t neuron; uint32_t slot; };
+
+struct neuron_cache_counters {
+    uint64_t hits;            /* used while resident or pinned */
+    uint64_t hot_hits;        /* of them, in the hot region */
+    uint64_t misses;          /* admitted */
+    uint64_t late;            /* used while loading (each use counts) */
+    uint64_t evictions;
+    uint64_t failures;        /* loads that failed */
+    uint32_t num_resident;    /* neurons in the cold region, loading ones too */
+    uint32_t num_pinned;
+};
+
+/* Bytes of a cache of so many neurons and at most so many slots. */
+size_t neuron_cache_bytes(uint32_t num_neurons, uint32_t max_slots);
+/* Format: every neuron absent, every slot free, counters zero. The lock is free afterwards, whoever
+ * held it: after the loss of an executor this is how a cache is made whole again. */
+void neuron_cache_format(void *cache, uint32_t num_neurons, uint32_t max_slots, uint32_t hot_slots,
+                         uint32_t num_slots, uint32_t cluster_neurons);
+
+/* A lock over processes, spinning briefly, then sleeping. 0, or -1 when the time is over. Calls
+ * below that say "locked" need it held; the simulation has no need to. */
+int neuron_cache_lock(void *cache, int64_t timeout_ns);
+void neuron_cache_unlock(void *cache);
+
+/* Locked. The neurons (ascending, no doubles) are used in `epoch`: none of them, and none used
+ * earlier in the same epoch, is evicted until the epoch changes. slots[i] becomes the slot of
+ * neurons[i], with SLOT_LATE set while its bytes have not landed. Absent ones are admitted and appended to
+ * misses (room for n). Returns the number of misses, or -1 when some neuron found no slot that may
+ * be evicted: then nothing was admitted. */
+int neuron_cache_use(void *cache, uint32_t epoch, const uint32_t *neurons, uint32_t n,
+                     uint32_t *slots, struct neuron_miss *misses);
+/* The bytes of a loading neuron have landed; wakes who waits for it. Needs no lock. */
+void neuron_cache_landed(void *cache, uint32_t neuron);
+/* Locked. A load failed: the neuron is absent again, its slot free; wakes who waits for it. */
+void neuron_cache_failed(void *cache, uint32_t neuron);
+/* Wait until the neuron is not loading: 1 when it may be used, 0 when the time is over, -1 when it
+ * is absent. Needs no lock. */
+int neuron_cache_wait(void *cache, uint32_t neuron, int64_t timeout_ns);
+/* Lock-free look at one neuron. */
+uint32_t neuron_cache_state(const void *cache, uint32_t neuron);
+uint32_t neuron_cache_slot(const void *cache, uint32_t neuron);
+void neuron_cache_get_counters(const void *cache, struct neuron_cache_counters *counters);
