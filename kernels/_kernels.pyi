@@ -106,6 +106,15 @@ class _Lib:
     def pack_rows_from_f32(
         self, storage_type: int, rows: CData, src: CData, num_rows: int, cols: int
     ) -> int: ...
+    def pack_tiles_from_rows(
+        self,
+        storage_type: int,
+        tiles: CData,
+        rows: CData,
+        row_stride_bytes: int,
+        num_rows: int,
+        cols: int,
+    ) -> int: ...
     def pack_tiles_q4m_parts(
         self,
         tiles: CData,

@@ -192,6 +192,34 @@ def pack_rows_from_f32(storage_type: StorageType, src: F32, out: Bytes | None = 
     return out
 
 
+def _row_stride(rows: Bytes, row_size: int) -> int:
+    """Bytes from one row to the next of rows (num_rows, row_size or more)."""
+    if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.ndim != 2:
+        raise ValueError("rows: needs a uint8 array of 2 axes (num_rows, row bytes)")
+    num_rows, width = rows.shape
+    stride = rows.strides[0] if num_rows > 1 else width
+    if width < row_size or stride < row_size or rows.strides[1] != 1:
+        raise ValueError(
+            f"rows: shape is {rows.shape}, strides are {rows.strides}; a row has {row_size} bytes, "
+            "one beside the other"
+        )
+    return stride
+
+
+def pack_tiles_from_rows(
+    storage_type: StorageType, rows: Bytes, cols: int, out: Bytes | None = None
+) -> Bytes:
+    """Neuron-major rows (num_rows, row_bytes or more) -> tiles, every bit kept.
+
+    Rows may lie any number of bytes apart, as they do in bundles.
+    """
+    stride = _row_stride(rows, row_bytes(storage_type, cols))
+    out = _new_tiles(storage_type, len(rows), cols, out)
+    source, target = ffi.cast("uint8_t *", rows.ctypes.data), ffi.from_buffer(out)
+    library().pack_tiles_from_rows(storage_type, target, source, stride, len(rows), cols)
+    return out
+
+
 def pack_tiles_q4m_parts(
     quants: npt.NDArray[np.uint8],
     scale: npt.NDArray[np.float16],

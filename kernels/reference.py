@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from polyneuron.kernels.buffers import ACT_BLOCK, F32, Array
 from polyneuron.kernels.gemv import FeedForwardKind, RopeLayout
-from polyneuron.kernels.quant import BLOCK_COLS, StorageType
+from polyneuron.kernels.quant import BLOCK_COLS, TILE_ROWS, StorageType
 
 LANES = 16
 ACT_AMAX_MIN = np.float32(2.0**-120)
@@ -109,6 +109,25 @@ def matmul(weights: Weights, x: Array) -> F32:
             term = term + weights.minimum[:, b].astype(np.float32) * sums
         acc = acc + term * acts["scale"][:, np.newaxis]
     return acc
+
+
+def pack_tiles_from_rows(
+    storage_type: StorageType, rows: npt.NDArray[np.uint8], cols: int
+) -> npt.NDArray[np.uint8]:
+    """rows (num_rows, row_bytes) -> tiles as bytes; missing rows are zero."""
+    tiles = -(-len(rows) // TILE_ROWS)
+    padded = np.zeros((tiles * TILE_ROWS, rows.shape[1]), np.uint8)
+    padded[: len(rows)] = rows
+    by_tile = padded.reshape(tiles, TILE_ROWS, -1)
+    if not storage_type.is_quantised:
+        values = by_tile.reshape(tiles, TILE_ROWS, cols, -1)
+        return values.transpose(0, 2, 1, 3).reshape(-1)
+    num_blocks = cols // BLOCK_COLS
+    quant_bytes = num_blocks * (32 if storage_type == StorageType.Q8 else 16)
+    words = by_tile[..., :quant_bytes].reshape(tiles, TILE_ROWS, num_blocks, -1, 4)
+    halves = by_tile[..., quant_bytes:].reshape(tiles, TILE_ROWS, -1, num_blocks, 2)
+    parts = (halves.transpose(0, 3, 2, 1, 4), words.transpose(0, 2, 3, 1, 4))
+    return np.concatenate([p.reshape(tiles, num_blocks, -1) for p in parts], axis=2).reshape(-1)
 
 
 def axpy_rows(out: F32, weights: Weights, coef: F32, row_ids: npt.NDArray[np.uint32]) -> F32:

@@ -115,6 +115,10 @@ int pack_rows(int storage_type, void *rows, int ggml_type, const void *src, size
               size_t cols);
 int pack_rows_from_f32(int storage_type, void *rows, const float *src, size_t num_rows,
                        size_t cols);
+/* Neuron-major rows as dot_rows takes them -> tiles, every bit kept; missing rows of the last tile
+ * become zeros. 0, or -1 when the storage type is unknown. */
+int pack_tiles_from_rows(int storage_type, void *tiles, const void *rows, size_t row_stride_bytes,
+                         size_t num_rows, size_t cols);
 /* q4m parts given apart: quants (num_rows, cols) u8 0..15; scale and min (num_rows, cols/32) f16
  * bits. */
 int pack_tiles_q4m_parts(void *tiles, const uint8_t *quants, const uint16_t *scale,

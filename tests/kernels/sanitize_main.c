@@ -231,6 +231,19 @@ static void run_packing(int first)
     }
 }
 
+/* Rows that end with the buffer and begin off every boundary, a last tile that is not full. */
+static void run_tiles_from_rows(int first, int type, size_t num_rows, size_t cols)
+{
+    const size_t bytes = row_bytes(type, cols), stride = bytes + 6;
+    const size_t tiles_bytes = (num_rows + 31) / 32 * tile_bytes(type, cols);
+    uint8_t *rows = random_weights(2 + (num_rows - 1) * stride + bytes);
+    uint8_t *tiles = heap(tiles_bytes);
+    if (pack_tiles_from_rows(type, tiles, rows + 2, stride, num_rows, cols) != 0)
+        num_different++;
+    check(first, "pack_tiles_from_rows", tiles, tiles_bytes);
+    free(rows);
+}
+
 static void run_all(int first)
 {
     static const size_t quant_cols[] = {32, 64, 96, 512, 544, 1056};
@@ -253,6 +266,11 @@ static void run_all(int first)
         for (size_t j = 0; j < sizeof positions / sizeof positions[0]; j++)
             run_attention(first, head_dims[i], 1 + (i + j) % 9, positions[j]);
     run_packing(first);
+    for (int type = STORAGE_F32; type <= STORAGE_Q4M; type++)
+        for (size_t i = 0; i < sizeof quant_cols / sizeof quant_cols[0]; i++)
+            run_tiles_from_rows(first, type, 1 + 19 * i,
+                                type == STORAGE_F32 || type == STORAGE_F16 ? float_cols[i % 5]
+                                                                           : quant_cols[i]);
 }
 
 int main(void)

@@ -50,6 +50,15 @@ WRONG_CALLS: list[tuple[str, Callable[[], Any]]] = [
         "src: 4 bytes",
         lambda: quant.pack_tiles(StorageType.Q4, quant.GgmlType.Q4_0, TILES[:4], 1, 32),
     ),
+    ("rows: needs a uint8", lambda: quant.pack_tiles_from_rows(StorageType.F32, ROWS, 8)),
+    (
+        "rows: shape is .4, 32., strides are .32, 1.; a row has 36",
+        lambda: quant.pack_tiles_from_rows(StorageType.F32, ROWS.reshape(4, 32), 9),
+    ),
+    (
+        "rows: shape is .4, 16., strides are .32, 2.",
+        lambda: quant.pack_tiles_from_rows(StorageType.F32, ROWS.reshape(4, 32)[:, ::2], 4),
+    ),
     ("src: has 1 axes", lambda: quant.pack_tiles_from_f32(StorageType.Q8, X)),
     ("out: shape is", lambda: quant.pack_tiles_from_f32(StorageType.F32, X[np.newaxis], TILES)),
     (
