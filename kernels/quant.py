@@ -171,7 +171,7 @@ def _rows_and_cols(src: F32) -> tuple[int, int]:
 
 
 def pack_tiles_from_f32(storage_type: StorageType, src: F32, out: Bytes | None = None) -> Bytes:
-    """src (num_rows, cols) -> q8, f16 or f32 tiles, rounded to nearest even."""
+    """src (num_rows, cols) -> tiles; q8, f16, f32 rounded to nearest even, q4 as ggml's Q4_0."""
     num_rows, cols = _rows_and_cols(src)
     source = read_pointer("src", src, np.float32)
     out = _new_tiles(storage_type, num_rows, cols, out)
@@ -182,7 +182,7 @@ def pack_tiles_from_f32(storage_type: StorageType, src: F32, out: Bytes | None =
 
 
 def pack_rows_from_f32(storage_type: StorageType, src: F32, out: Bytes | None = None) -> Bytes:
-    """src (num_rows, cols) -> q8, f16 or f32 neuron-major rows, rounded to nearest even."""
+    """src (num_rows, cols) -> neuron-major rows, rounded as by `pack_tiles_from_f32`."""
     num_rows, cols = _rows_and_cols(src)
     source = read_pointer("src", src, np.float32)
     out = _new_rows(storage_type, num_rows, cols, out)

@@ -14,6 +14,7 @@ from polyneuron.kernels.gemv import FeedForwardKind, RopeLayout
 from polyneuron.kernels.quant import BLOCK_COLS, TILE_ROWS, StorageType
 
 LANES = 16
+HALF_MAX = np.float32(65504.0)
 ACT_AMAX_MIN = np.float32(2.0**-120)
 EXP_MIN, EXP_MAX = np.float32(-87.0), np.float32(89.0)
 LOG2E = np.float32(1.44269504088896341)
@@ -85,6 +86,19 @@ def quantize_acts(x: F32) -> npt.NDArray[np.void]:
     out["scale"] = np.where(is_zero, np.float32(0.0), amax / np.float32(127.0))
     out["sum"] = quants.sum(axis=-1)
     return out
+
+
+def quantize_q4(x: F32) -> Weights:
+    """x (rows, cols) by the rule of ggml's Q4_0; its scale is held within the range of f16."""
+    blocks = x.reshape(len(x), -1, BLOCK_COLS)
+    first_largest = np.abs(blocks).argmax(axis=-1, keepdims=True)
+    scale = np.take_along_axis(blocks, first_largest, axis=-1) / np.float32(-8.0)
+    scale = np.clip(scale, -HALF_MAX, HALF_MAX)
+    with np.errstate(divide="ignore", over="ignore", under="ignore"):
+        inverse = np.float32(1.0) / scale
+    inverse = np.where(np.isfinite(inverse), inverse, np.float32(0.0))
+    quants = np.clip(np.trunc(blocks * inverse + np.float32(8.5)), 0.0, 15.0).astype(np.int32) - 8
+    return Weights(StorageType.Q4, quants.reshape(x.shape), scale[..., 0].astype(np.float16))
 
 
 def matmul(weights: Weights, x: Array) -> F32:

@@ -107,7 +107,8 @@ void attention_heads(float *out, const float *q, size_t num_queries, size_t head
  * has no lossless packing. Q4_0 -> q4, Q4_1 -> q4m, Q8_0 and Q5_0 -> q8, F16 -> f16, F32 -> f32. */
 int pack_tiles(int storage_type, void *tiles, int ggml_type, const void *src, size_t num_rows,
                size_t cols);
-/* src (num_rows, cols) f32 -> q8 / f16 / f32 tiles (rounded to nearest even). */
+/* src (num_rows, cols) f32 -> q8 / f16 / f32 tiles (rounded to nearest even), or q4 tiles (rounded
+ * by the rule of ggml's Q4_0). 0, or -1 for q4m. */
 int pack_tiles_from_f32(int storage_type, void *tiles, const float *src, size_t num_rows,
                         size_t cols);
 /* The same two for neuron-major rows. */

@@ -1,6 +1,7 @@
 /* Sizes of stored matrices, and packing of ggml blocks or floats into tiles and neuron-major rows.
  * Run once a weight, so there is one version for all ISAs. */
 #include <assert.h>
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -122,8 +123,29 @@ static void parts_of_ggml(struct block_parts *parts, int ggml_type, const uint8_
     }
 }
 
+/* ggml's Q4_0: the value of largest magnitude, the first of equals, becomes quant 0; quants are
+ * rounded with the scale as it was before f16. A block whose scale has no finite inverse, far below
+ * f16's range, holds zeros, and a scale above that range becomes the largest f16. */
+static void parts_of_f32_q4(struct block_parts *parts, const float *src)
+{
+    float largest = 0.0f, scaled[BLOCK_COLS];
+    for (int k = 0; k < BLOCK_COLS; k++)
+        largest = fabsf(src[k]) > fabsf(largest) ? src[k] : largest;
+    const float wanted = largest / -8.0f;
+    const float scale = wanted > 65504.0f ? 65504.0f : wanted < -65504.0f ? -65504.0f : wanted;
+    const float inverse = fabsf(scale) > 1.0f / FLT_MAX ? 1.0f / scale : 0.0f;
+    parts->scale = f16_of_f32(scale);
+    for (int k = 0; k < BLOCK_COLS; k++) {
+        scaled[k] = src[k] * inverse + 8.5f;
+        scaled[k] = scaled[k] < 15.0f ? scaled[k] : 15.0f;
+        scaled[k] = scaled[k] > 0.0f ? scaled[k] : 0.0f;
+    }
+    for (int k = 0; k < 16; k++)
+        parts->quants[k] = (uint8_t)((uint8_t)scaled[k] | (uint8_t)scaled[k + 16] << 4);
+}
+
 /* Symmetric q8; the scale is rounded to f16 first, so quants fit the scale that is stored. */
-static void parts_of_f32(struct block_parts *parts, const float *src)
+static void parts_of_f32_q8(struct block_parts *parts, const float *src)
 {
     float amax = 0.0f;
     for (int k = 0; k < BLOCK_COLS; k++)
@@ -217,11 +239,14 @@ static int pack_f32(int type, void *dst, const float *src, size_t num_rows, size
             uint16_t half = f16_of_f32(src[i]);
             memcpy((uint8_t *)dst + 2 * at, &half, 2);
         }
-    } else if (type == STORAGE_Q8) {
+    } else if (type == STORAGE_Q8 || type == STORAGE_Q4) {
         struct block_parts parts = {0};
         for (size_t row = 0; row < num_rows; row++)
-            for (size_t b = 0; b < cols / BLOCK_COLS; b++) {
-                parts_of_f32(&parts, src + row * cols + b * BLOCK_COLS);
+            for (size_t b = 0; b < cols / BLOCK_COLS; b++, src += BLOCK_COLS) {
+                if (type == STORAGE_Q8)
+                    parts_of_f32_q8(&parts, src);
+                else
+                    parts_of_f32_q4(&parts, src);
                 place(type, dst, cols, row, b, &parts);
             }
     } else {

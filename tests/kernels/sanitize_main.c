@@ -217,7 +217,7 @@ static void run_packing(int first)
         check(first, "pack_rows", rows, num_rows * row_bytes(type, cols));
         free(src);
     }
-    static const int types[] = {STORAGE_Q8, STORAGE_F16, STORAGE_F32};
+    static const int types[] = {STORAGE_Q8, STORAGE_Q4, STORAGE_F16, STORAGE_F32};
     for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
         float *src = floats(num_rows * cols);
         uint8_t *tiles = heap(2 * tile_bytes(types[i], cols));

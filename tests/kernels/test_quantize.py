@@ -136,6 +136,44 @@ def test_packing_from_f32(storage_type: StorageType) -> None:
         assert np.array_equal(out, dense[row])
 
 
+def hard_q4_blocks() -> F32:
+    """Blocks of zeros, of equal magnitudes, of ties, and of scales at the ends of f16's range."""
+    x = normal(11, 12, 64)
+    x[0] = 0.0
+    x[1] = np.where(np.arange(64) % 3, np.float32(1.5), np.float32(-1.5))
+    x[2] = -x[1]
+    x[3] = (np.arange(64) % 16 - 7.5) / 2  # with a scale of 1/2, all half way between quants
+    x[3, ::32] = -4.0
+    factors = np.array([1e-45, 1e-39, 1e-38, 1e-7, 1e-5, 1e5, 1e7, 1e38], np.float32)
+    x[4:] *= factors[:, np.newaxis]
+    return x
+
+
+def test_q4_from_f32_equals_reference() -> None:
+    for x in (normal(12, 45, 544), hard_q4_blocks()):
+        expected = reference.quantize_q4(x)
+        assert np.isfinite(expected.dense()).all()
+        assert np.array_equal(quant.pack_rows_from_f32(StorageType.Q4, x), rows_of(expected))
+        assert np.array_equal(quant.pack_tiles_from_f32(StorageType.Q4, x), tiles_of(expected))
+
+
+def test_q4_from_f32_equals_ggml() -> None:
+    x = np.concatenate([normal(13, 200, 64), hard_q4_blocks()[:4]])
+    by_gguf = gguf.quants.quantize(x, gguf.GGMLQuantizationType.Q4_0)
+    expected = quant.pack_rows(StorageType.Q4, GgmlType.Q4_0, by_gguf.reshape(-1), *x.shape)
+    assert np.array_equal(quant.pack_rows_from_f32(StorageType.Q4, x), expected)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_q4_of_bad_values_spoils_its_block_alone(bad: float) -> None:
+    x = normal(14, 1, 64)
+    expected = reference.quantize_q4(x)
+    x[0, 3] = bad
+    packed = quant.pack_rows_from_f32(StorageType.Q4, x)
+    assert np.array_equal(packed[16:32], rows_of(expected)[16:32])
+    assert np.array_equal(packed[34:], rows_of(expected)[34:])
+
+
 def test_every_half_is_read_exactly(isa: str) -> None:
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     source = halves.view(np.uint8)
