@@ -45,9 +45,9 @@ void neuron_cache_unlock(void *cache);
 
 /* Locked. The neurons (ascending, no doubles) are used in `epoch`: none of them, and none used
  * earlier in the same epoch, is evicted until the epoch changes. slots[i] becomes the slot of
- * neurons[i], with SLOT_LATE set while its bytes have not landed. Absent ones are admitted and appended to
- * misses (room for n). Returns the number of misses, or -1 when some neuron found no slot that may
- * be evicted: then nothing was admitted. */
+ * neurons[i], with SLOT_LATE set while its bytes have not landed. Absent ones are admitted and
+ * written to misses (room for n). Returns the number of misses, or -1 when some neuron found no
+ * slot that may be evicted: then nothing was admitted. */
 int neuron_cache_use(void *cache, uint32_t epoch, const uint32_t *neurons, uint32_t n,
                      uint32_t *slots, struct neuron_miss *misses);
 /* The bytes of a loading neuron have landed; wakes who waits for it. Needs no lock. */
@@ -57,7 +57,12 @@ void neuron_cache_failed(void *cache, uint32_t neuron);
 /* Wait until the neuron is not loading: 1 when it may be used, 0 when the time is over, -1 when it
  * is absent. Needs no lock. */
 int neuron_cache_wait(void *cache, uint32_t neuron, int64_t timeout_ns);
+/* Locked, at start-up: n consecutive neurons, all absent, are pinned in consecutive hot slots, all
+ * free. Their bytes have been read. */
+void neuron_cache_pin(void *cache, uint32_t first_neuron, uint32_t n, uint32_t first_slot);
 /* Lock-free look at one neuron. */
 uint32_t neuron_cache_state(const void *cache, uint32_t neuron);
 uint32_t neuron_cache_slot(const void *cache, uint32_t neuron);
 void neuron_cache_get_counters(const void *cache, struct neuron_cache_counters *counters);
+/* What may become of a neuron in this state: bit s is set for state s. */
+uint32_t neuron_cache_allowed(uint32_t state);
