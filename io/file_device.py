@@ -243,9 +243,11 @@ def _completion(c_completion: Any) -> ReadCompletion:
 
 
 @contextmanager
-def open_device(path: Path, capacity: int = 0) -> Iterator[FileDevice]:
+def open_device(
+    path: Path, capacity: int = 0, options: DeviceOptions | None = None
+) -> Iterator[FileDevice]:
     """A `FileDevice` whose `read` takes `capacity` bytes at most, closed at the end."""
-    device = FileDevice(path, capacity=capacity)
+    device = FileDevice(path, options, capacity)
     try:
         yield device
     finally:

@@ -6,14 +6,18 @@ of the step board (`kernels/src/engine_api.h`); it decides nothing.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from polyneuron.errors import ProtocolError
 from polyneuron.kernels._kernels import ffi, lib
+
+if TYPE_CHECKING:
+    from polyneuron.kernels._kernels import CData
 
 PAGE_BYTES = 4096
 HEADER_BYTES = 4096
@@ -71,6 +75,19 @@ class ServeStatus(IntEnum):
     STOPPED = 0
     STALE = 1
     SLICE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class NeuronRead:
+    """An order: read this neuron's rows into this slot."""
+
+    neuron: int
+    slot: int
+
+
+def neuron_reads_bytes(capacity: int) -> int:
+    """Bytes of a ring of `capacity` orders, a power of two."""
+    return int(lib.neuron_reads_bytes(capacity))
 
 
 def board_bytes(max_ops: int) -> int:
@@ -210,6 +227,38 @@ class Arena:
     def fail_stream(self, offset: int, error: int) -> None:
         """A load failed for good with this errno."""
         lib.layer_stream_fail(self.base, offset, error)
+
+    # ---- reads of missed neurons
+
+    def format_neuron_reads(self, offset: int, capacity: int) -> None:
+        """Write an empty ring; its file and cache are filled in through `neuron_reads`."""
+        lib.neuron_reads_format(self.base, offset, capacity)
+
+    def neuron_reads(self, offset: int) -> Any:
+        """`struct neuron_reads`, live."""
+        return lib.neuron_reads_at(self.base, offset)
+
+    def resume_neuron_reads(self, offset: int) -> int:
+        """Order what is still loading anew, as a new reader does; the cache's lock is held."""
+        return int(lib.neuron_reads_resume(self.base, offset))
+
+    def pop_neuron_reads(self, offset: int, max_orders: int, timeout_ns: int) -> list[NeuronRead]:
+        """Take up to `max_orders`; waits for the first without the GIL, empty when time is over."""
+        orders = ffi.new("struct neuron_miss[]", max_orders)
+        count = lib.neuron_reads_pop(self.base, offset, orders, max_orders, timeout_ns)
+        return [NeuronRead(orders[index].neuron, orders[index].slot) for index in range(count)]
+
+    def end_neuron_read(self, offset: int, neuron: int, error: int) -> None:
+        """A neuron has landed (0), or its read failed for good with this errno."""
+        lib.neuron_reads_end(self.base, offset, neuron, error)
+
+    def run_neuron_reader(self, offset: int, engine: CData, slice_ns: int) -> int:
+        """Perform orders in C, without the GIL: 1 stopped, 0 slice over, or a negative errno."""
+        return int(lib.neuron_reader_run(self.base, offset, engine, slice_ns))
+
+    def stop_neuron_reads(self, offset: int) -> None:
+        """Make the neuron reader leave."""
+        lib.neuron_reads_stop(self.base, offset)
 
     # ---- single words
 
