@@ -12,7 +12,10 @@ import os
 import numpy as np
 from numpy.typing import NDArray
 
+from polyneuron.config import Phase
 from polyneuron.kernels.arena import PAGE_BYTES, Arena
+from polyneuron.kernels.neuron_cache import NeuronCache
+from polyneuron.planning.bundles import ring_places
 from polyneuron.planning.layout import ArenaLayout
 
 
@@ -26,6 +29,8 @@ def format_arena(arena: Arena, layout: ArenaLayout, num_executors: int) -> None:
     trace = layout.spans["trace"].num_bytes // max(1, num_executors) // 64
     arena.format(layout.at("boards.board"), layout.max_ops, num_executors, trace)
     _format_stream(arena, layout)
+    if layout.has_neuron_cache:
+        format_neuron_cache(arena, layout)
     for index in range(num_executors):
         record = arena.executor(index)
         record.scratch = layout.at(f"scratch.{index}")
@@ -34,13 +39,34 @@ def format_arena(arena: Arena, layout: ArenaLayout, num_executors: int) -> None:
 
 
 def _format_stream(arena: Arena, layout: ArenaLayout) -> None:
-    """Describe the stage buffers; without streamed layers nobody looks at it."""
-    streamed = layout.streamed
+    """Describe the stage buffers; when nothing is streamed nobody looks at it."""
     stream = arena.layer_stream(layout.at("boards.stream"))
-    stream.num_layers, stream.num_buffers = len(streamed), layout.num_buffers
-    if streamed:
+    stream.num_loads, stream.num_buffers = len(layout.loads(Phase.PREFILL)), layout.num_buffers
+    if layout.num_buffers:
         stream.buffers = layout.at("stage.0")
         stream.buffer_bytes = layout.spans["stage.0"].num_bytes
+
+
+def format_neuron_cache(arena: Arena, layout: ArenaLayout) -> None:
+    """Every neuron absent, no read ordered: at the start, and after a loss while it changed."""
+    bundles = layout.bundles
+    assert bundles is not None
+    rows, slots = bundles.rows, bundles.cold_slots
+    cache = NeuronCache(arena.address + layout.at("boards.cache"))
+    num_neurons = len(bundles.layers) * rows.num_neurons
+    cache.format(num_neurons, slots, 0, slots, rows.cluster_neurons)
+    offsets = arena.view(layout.at("boards.bundle_offsets"), (len(bundles.layers),), np.uint64)
+    offsets[:] = [layer.section.offset for layer in bundles.layers]
+    arena.format_neuron_reads(layout.at("boards.reads"), ring_places(slots))
+    reads = arena.neuron_reads(layout.at("boards.reads"))
+    reads.cache = layout.at("boards.cache")
+    file = reads.file
+    file.neurons_per_layer, file.num_layers = rows.num_neurons, len(bundles.layers)
+    file.layer_offsets = layout.at("boards.bundle_offsets")
+    file.bundle_bytes, file.read_begin = rows.bundle_bytes, rows.read_begin
+    file.read_bytes, file.slots, file.slot_bytes = (
+        rows.slot_bytes, bundles.slots_offset, rows.slot_bytes
+    )  # fmt: skip
 
 
 class LocalArena:

@@ -12,13 +12,14 @@ import ray
 
 from polyneuron.actors.coordinator import CoordinatorState, RequestStatus, StepPlan
 from polyneuron.actors.messages import SubmitRequest
+from polyneuron.actors.readers import Readers
 from polyneuron.actors.sequence_run import Mailbox, SequenceRun
 from polyneuron.actors.shells import attach_arena
 from polyneuron.actors.step_runner import MAX_RECOVERIES, StepRunner
 from polyneuron.actors.supervisor import Supervisor
 from polyneuron.errors import DeviceError, EngineError
-from polyneuron.io.section_reader import SectionRead
-from polyneuron.io.weight_reader import ReadReport, WeightRead
+from polyneuron.io.arena_loader import Reads
+from polyneuron.io.weight_reader import ReadReport
 from polyneuron.kernels import isa
 from polyneuron.kernels.arena import monotonic_ns
 from polyneuron.model.spec import ModelSpec
@@ -66,22 +67,16 @@ class CoordinatorShell:
         return os.getpid()
 
     @ray.method(concurrency_group="control")
-    def start(self, crew: Crew, reads: list[WeightRead] | list[SectionRead]) -> ReadReport:
+    def start(self, crew: Crew, reads: Reads) -> ReadReport:
         """Meet the crew, have the executors serve and everything resident read."""
         self._crew = crew
+        self._readers = Readers(self._arena, self._layout, crew.io_actor)
         self._supervisor = Supervisor(self._arena, tuple(crew.executors))
         self._serve(list(crew.executors))
         report = self._read_resident(reads)
-        self._start_stream()
+        self._readers.start()
         self._is_manned = True
         return report
-
-    def _start_stream(self) -> None:
-        """Have the I/O actor fill the stage buffers, from the first streamed layer on."""
-        if streamed := self._layout.streamed:
-            sections = [place.section for place in streamed]
-            offset = self._layout.at("boards.stream")
-            self._stream_ref = self._crew.io_actor.stream.remote(offset, sections)
 
     def _serve(self, executors: list[int]) -> None:
         """Attach the actors that hold these places and let them serve; bounded."""
@@ -92,9 +87,9 @@ class CoordinatorShell:
             if actor in actors:
                 actor.serve.remote(index)
 
-    def _read_resident(self, reads: list[WeightRead] | list[SectionRead]) -> ReadReport:
-        cache, resident = self._crew.cache_actor, self._layout.resident
-        section_bytes = {place.section.name: place.section.num_bytes for place in resident}
+    def _read_resident(self, reads: Reads) -> ReadReport:
+        cache = self._crew.cache_actor
+        section_bytes = self._layout.resident_bytes
         ray.get(cache.plan.remote(sum(section_bytes.values()), section_bytes))
         names = ray.get(cache.admit_fixed.remote())
         try:
@@ -147,8 +142,8 @@ class CoordinatorShell:
         with self._changed:
             self._stopping = True
             self._changed.notify()
-        if self._layout.streamed:
-            self._arena.stop_stream(self._layout.at("boards.stream"))
+        if self._is_manned:
+            self._readers.stop()
         self._arena.stop()
 
     # ---- the loop
@@ -249,8 +244,8 @@ class CoordinatorShell:
 
     def _recover(self) -> bool:
         """Asked while a step takes long: replace what was lost; True when there was anything."""
-        if self._layout.streamed and self._reader_has_ended():
-            return self._restart_reader()
+        if self._readers.have_ended():
+            return self._restart_readers()
         lost = self._supervisor.lost()
         if not lost:
             return False
@@ -263,19 +258,16 @@ class CoordinatorShell:
         self._revive(lost)
         return True
 
-    def _reader_has_ended(self) -> bool:
-        ended, _ = ray.wait([self._stream_ref], timeout=0)
-        return bool(ended)
-
-    def _restart_reader(self) -> bool:
-        """Begin reading layers anew, after the reader gave up or its process was lost."""
-        error = int(self._runner.stream.error)
+    def _restart_readers(self) -> bool:
+        """Begin reading anew, after a reader gave up or its process was lost."""
+        error = self._readers.error()
         self._arena.abort()
         self._wait_unwound([])
+        self._readers.end()
         self._ask_replacement("the I/O actor", self._attach_io)
         self._runner.restart_stream()
         self._arena.clear_abort()
-        self._start_stream()
+        self._readers.start()
         if error:
             raise DeviceError(error, f"reading the model file failed: {os.strerror(error)}")
         return True
@@ -284,6 +276,14 @@ class CoordinatorShell:
         offset = self._layout.at("inputs.bytes_read")
         attached = self._crew.io_actor.attach.remote(self._refs, offset)
         ray.get(attached, timeout=RESTART_TIMEOUT_S)
+
+    def _mend_cache(self) -> None:
+        """When a lost executor held the cache's lock, forget what the cache holds."""
+        if not self._layout.has_neuron_cache or self._runner.cache_is_whole():
+            return
+        self._readers.end()
+        ray.get(self._crew.cache_actor.reset_neurons.remote(), timeout=RESTART_TIMEOUT_S)
+        self._readers.start()
 
     def _wait_unwound(self, lost: list[int]) -> None:
         end_ns = monotonic_ns() + UNWIND_TIMEOUT_NS
@@ -301,6 +301,7 @@ class CoordinatorShell:
         if not lost:
             return
         self._arena.header.epoch += 1
+        self._mend_cache()
         self._ask_replacement(f"executors {lost}", lambda: self._serve(lost))
         self._arena.clear_abort()
 

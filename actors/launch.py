@@ -16,11 +16,11 @@ from polyneuron.actors.shells import CacheShell, CpuWorkerShell, IoShell, NpuExe
 from polyneuron.actors.supervisor import LOST_STATES, process_state
 from polyneuron.config import EngineConfig
 from polyneuron.errors import EngineError, PolyneuronError
+from polyneuron.io.arena_loader import Reads
 from polyneuron.io.weight_reader import ReadReport
 from polyneuron.kernels.arena import Arena, Unit
 from polyneuron.model.spec import ModelSpec
 from polyneuron.planning.layout import ArenaLayout, num_executors
-from polyneuron.planning.source import Reads
 
 STOP_TIMEOUT_S = 10.0
 CALL_TIMEOUT_S = 60.0
@@ -95,7 +95,7 @@ def hire(path: Path, config: EngineConfig, cores: list[int]) -> Staff:
     npu = _actor(NpuExecutorShell, "npu_executor", len(npu_places), (npu_places,))
     for index in range(len(npu_places)):
         executors[config.num_workers + index] = npu
-    io_actor = _actor(IoShell, "io_actor", 1, (str(path),))
+    io_actor = _actor(IoShell, "io_actor", 2, (str(path),))
     cache_actor = _actor(CacheShell, "cache_actor", 1, ())
     coordinator = _actor(CoordinatorShell, "coordinator", 1, ())
     everybody = {*executors.values(), npu, io_actor, cache_actor, coordinator}
@@ -110,8 +110,10 @@ def launch(staff: Staff, spec: ModelSpec, layout: ArenaLayout) -> Actors:
     attached = [
         coordinator.attach.remote([ref], spec, layout),
         io_actor.attach.remote([ref], layout.at("inputs.bytes_read")),
+        staff.crew.cache_actor.attach.remote([ref], layout),
     ]
-    pids = dict(zip(("coordinator", "I/O actor"), _get(attached, CALL_TIMEOUT_S), strict=True))
+    names = ("coordinator", "I/O actor", "cache actor")
+    pids = dict(zip(names, _get(attached, CALL_TIMEOUT_S), strict=True))
     return Actors(ref, arena, coordinator, staff.crew, coordinator.run.remote(), pids)
 
 

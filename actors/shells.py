@@ -9,15 +9,18 @@ from typing import Any
 import numpy as np
 import ray
 
+from polyneuron.actors.arena import format_neuron_cache
 from polyneuron.actors.cache_actor import CacheState
 from polyneuron.actors.messages import ExecutorStatus, PlaceExecutor
+from polyneuron.io.arena_loader import Reads, read_all
 from polyneuron.io.file_device import open_device
 from polyneuron.io.layer_reader import LayerReader
 from polyneuron.io.ncf_format import NcfSection
-from polyneuron.io.section_reader import SectionRead, read_sections
-from polyneuron.io.weight_reader import ReadReport, WeightRead, read_weights
+from polyneuron.io.neuron_reader import NeuronReader, open_neuron_device
+from polyneuron.io.weight_reader import ReadReport
 from polyneuron.kernels import isa
 from polyneuron.kernels.arena import Arena, ServeStatus, Unit
+from polyneuron.planning.layout import ArenaLayout
 
 SERVE_SLICE_NS = 1_000_000_000
 
@@ -98,28 +101,41 @@ class IoShell:
         return os.getpid()
 
     @ray.method(concurrency_group="control")
-    def read(self, reads: list[WeightRead] | list[SectionRead]) -> ReadReport:
+    def read(self, reads: Reads) -> ReadReport:
         """Bring weights to their places; the count of bytes read grows in the arena."""
         counter = self._arena.view(self._bytes_read, (1,), np.uint64)
 
         def progress(num_bytes: int) -> None:
             counter[0] = num_bytes
 
-        sections = [read for read in reads if isinstance(read, SectionRead)]
-        if sections:
-            return read_sections(self._path, sections, self._arena, progress)
-        weights = [read for read in reads if isinstance(read, WeightRead)]
-        return read_weights(self._path, weights, self._arena, progress)
+        return read_all(self._path, reads, self._arena, progress)
 
     @ray.method(concurrency_group="loop")
-    def stream(self, offset: int, sections: list[NcfSection]) -> None:
+    def stream(self, offset: int, schedules: list[list[NcfSection]]) -> None:
         """Keep the stage buffers filled until the stream stops or a read fails for good."""
         with open_device(self._path) as device:
-            LayerReader(device, self._arena, offset, sections).run()
+            LayerReader(device, self._arena, offset, schedules).run()
+
+    @ray.method(concurrency_group="loop")
+    def read_neurons(self, offset: int) -> int:
+        """Perform the reads executors order until the ring stops (0) or one fails: its errno."""
+        with open_neuron_device(self._path, self._arena, offset) as device:
+            return NeuronReader(device, self._arena, offset).run()
 
 
 class CacheShell:
-    """Residency of the model's sections."""
+    """Residency: of the model's sections, and of single neurons by the cache in the arena."""
+
+    @ray.method(concurrency_group="control")
+    def attach(self, refs: list[Any], layout: ArenaLayout) -> int:
+        """Map the arena; returns this process."""
+        self._arena, self._layout = attach_arena(refs), layout
+        return os.getpid()
+
+    @ray.method(concurrency_group="control")
+    def reset_neurons(self) -> None:
+        """Forget every cached neuron: who changed the cache was lost in the midst of it."""
+        format_neuron_cache(self._arena, self._layout)
 
     @ray.method(concurrency_group="control")
     def plan(self, region_bytes: int, section_bytes: dict[str, int]) -> None:

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from polyneuron.actors.coordinator import Sequence, StepPlan
 from polyneuron.config import Phase
-from polyneuron.errors import EngineError
+from polyneuron.errors import EngineError, ProtocolError
 from polyneuron.kernels.arena import SPIN_LIMIT, Arena, StepFlag, StepStatus, Unit, monotonic_ns
+from polyneuron.kernels.neuron_cache import NeuronCache
 from polyneuron.kernels.quant import KV_BLOCK_TOKENS
 from polyneuron.model.rope import rope_table
 from polyneuron.model.spec import ModelSpec
@@ -22,7 +23,18 @@ from polyneuron.planning.layout import ArenaLayout
 from polyneuron.planning.step_program import compile_program, write_program
 
 WAIT_SLICE_NS = 250_000_000
+LOCK_TIMEOUT_NS = 100_000_000
 MAX_RECOVERIES = 3
+
+
+def stream_schedules(layout: ArenaLayout) -> dict[Phase, int]:
+    """The number of each phase's list of loads; phases that read nothing have none."""
+    prefill, decode = layout.loads(Phase.PREFILL), layout.loads(Phase.DECODE)
+    schedules = {Phase.PREFILL: 0} if prefill else {}
+    if decode:
+        is_same = [s.offset for s in prefill] == [s.offset for s in decode]
+        schedules[Phase.DECODE] = 0 if is_same else 1
+    return schedules
 
 
 class StepRunner:
@@ -66,8 +78,10 @@ class StepRunner:
         step.spin_limit = SPIN_LIMIT
         step.max_tokens = config.max_tokens
         step.table_stride = self._table_stride
-        self._stream = self._layout.at("boards.stream") if self._layout.streamed else 0
+        self._stream = self._layout.at("boards.stream") if self._layout.is_streaming else 0
         step.stream, step.stream_base = self._stream, 0
+        self._schedules = stream_schedules(self._layout)
+        self._epoch = 0
         for name in ("token_ids", "positions", "block_tables", "tables", "logit_rows"):
             setattr(step, name, self._layout.at(f"inputs.{name}"))
 
@@ -76,10 +90,33 @@ class StepRunner:
         """`struct layer_stream`, live, or None when every layer is resident."""
         return self._arena.layer_stream(self._stream) if self._stream else None
 
+    def cache_is_whole(self) -> bool:
+        """Whether nobody was lost while changing the neuron cache. No step may run."""
+        cache = NeuronCache(self._arena.address + self._layout.at("boards.cache"))
+        try:
+            with cache.locked(LOCK_TIMEOUT_NS):
+                return True
+        except ProtocolError:
+            return False
+
     def restart_stream(self) -> None:
         """After a failed read: begin with the first streamed layer. No reader may run."""
         stream = self.stream
+        if stream is None:
+            return
         stream.landed = stream.consumed = stream.error = 0
+        self._arena.step.stream_base = 0
+
+    def _want_schedule(self, phase: Phase, recover: Callable[[], bool]) -> None:
+        """Have the reader begin the loads of a phase where they differ from the last ones."""
+        schedule = self._schedules.get(phase)
+        stream = self.stream
+        if schedule is None or schedule == stream.serving:
+            return
+        num_loads = len(self._layout.loads(phase))
+        self._arena.switch_stream(self._stream, schedule, num_loads)
+        while not self._arena.wait_serving(self._stream, WAIT_SLICE_NS):
+            recover()
         self._arena.step.stream_base = 0
 
     def place_sequence(self, sequence: Sequence) -> None:
@@ -98,6 +135,8 @@ class StepRunner:
         step.program = self._layout.at(f"boards.program.{plan.phase}")
         step.program_ops = self._num_ops[plan.phase]
         step.num_tokens, step.num_logit_rows, step.flags = count, len(logit_rows), flags
+        self._epoch = (self._epoch + self._spec.num_layers) % (1 << 32)
+        step.epoch = self._epoch
         return seq
 
     def run(
@@ -111,6 +150,8 @@ class StepRunner:
         """
         flags = (StepFlag.DRY if dry else 0) | (StepFlag.TRACE if self._layout.config.trace else 0)
         while True:
+            if self._stream:
+                self._want_schedule(plan.phase, recover)
             seq = self._open(plan, flags)
             start_ns = monotonic_ns()
             self._arena.ring(seq)

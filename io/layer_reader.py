@@ -15,12 +15,19 @@ WAIT_SLICE_NS = 200_000_000
 
 
 class LayerReader:
-    """Reads streamed layers in order, over and over, as far ahead as buffers are free."""
+    """Reads streamed layers in order, over and over, as far ahead as buffers are free.
+
+    `schedules` are the lists of loads the coordinator may want, by their numbers.
+    """
 
     def __init__(
-        self, device: BlockDevice, arena: Arena, stream: int, sections: Sequence[NcfSection]
+        self,
+        device: BlockDevice,
+        arena: Arena,
+        stream: int,
+        schedules: Sequence[Sequence[NcfSection]],
     ) -> None:
-        self._device, self._arena, self._sections = device, arena, sections
+        self._device, self._arena, self._schedules = device, arena, schedules
         self._stream = stream
         self._state = arena.layer_stream(stream)
         self._reader = SectionReader(device)
@@ -28,16 +35,26 @@ class LayerReader:
         self._missing: dict[int, int] = {}
         """load -> pieces of it that have not landed, in the order of loads"""
         self._landed_ns = monotonic_ns()
+        self._sections = schedules[int(self._state.serving)]
 
     def run(self) -> None:
         """Read until the stream stops, or until a read fails for good (its error is set)."""
         try:
             while not self._state.stop:
+                if self._state.schedule != self._state.serving and not self._reader.num_outstanding:
+                    self._begin_schedule()
                 self._order_free()
                 if self._reader.num_outstanding:
                     self._take_landed()
         except DeviceError as error:
             self._arena.fail_stream(self._stream, error.errno or errno.EIO)
+
+    def _begin_schedule(self) -> None:
+        """Forget what was read ahead and begin the list that is wanted."""
+        self._sections = self._schedules[int(self._state.schedule)]
+        self._missing.clear()
+        self._next_load = 0
+        self._arena.begin_stream(self._stream)
 
     def _order_free(self) -> None:
         """Order loads while buffers are free; with nothing to read, wait for one."""

@@ -33,7 +33,7 @@ class Unit(IntEnum):
 
 
 class OpKind(IntEnum):
-    """What an op does; the fields each reads are told in `program.c`."""
+    """What an op does; the fields each reads are told in `program.c` and `neuron_ops.c`."""
 
     EMBED = 1
     NORM = 2
@@ -42,6 +42,11 @@ class OpKind(IntEnum):
     ATTENTION = 5
     QUANTIZE = 6
     FEED_FORWARD = 7
+    CLUSTERS = 8
+    LATE_CLUSTERS = 9
+    MERGE = 10
+    ROWS_UP = 11
+    ROWS_DOWN = 12
 
 
 class OpFlag(IntEnum):
@@ -52,6 +57,10 @@ class OpFlag(IntEnum):
     WRITE_ACTS = 4
     WRITE_F32 = 8
     STREAM_LAST = 16
+    GATE_TILES = 32
+    ALL_NEURONS = 64
+    FIRST_ROWS = 128
+    LAST_ROWS = 256
 
 
 class StepFlag(IntEnum):
@@ -220,6 +229,18 @@ class Arena:
         """Skip what an aborted step left; returns the next step's stream base."""
         return int(lib.layer_stream_end_pass(self.base, offset))
 
+    def switch_stream(self, offset: int, schedule: int, num_loads: int) -> None:
+        """Want another list of loads; the reader says in `serving` that it has begun it."""
+        lib.layer_stream_switch(self.base, offset, schedule, num_loads)
+
+    def wait_serving(self, offset: int, timeout_ns: int) -> bool:
+        """Wait until the reader has begun the list wanted last; False when the time is over."""
+        return bool(lib.layer_stream_wait_serving(self.base, offset, timeout_ns))
+
+    def begin_stream(self, offset: int) -> None:
+        """The reader: begin the list of loads that is wanted."""
+        lib.layer_stream_begin(self.base, offset)
+
     def stop_stream(self, offset: int) -> None:
         """Make the layer reader leave."""
         lib.layer_stream_stop(self.base, offset)
@@ -259,6 +280,10 @@ class Arena:
     def stop_neuron_reads(self, offset: int) -> None:
         """Make the neuron reader leave."""
         lib.neuron_reads_stop(self.base, offset)
+
+    def layer_activity(self, offset: int, layer: int) -> Any:
+        """`struct layer_activity` of one layer, live."""
+        return ffi.addressof(ffi.cast("struct layer_activity *", self.base + offset)[layer])
 
     # ---- single words
 

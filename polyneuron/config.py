@@ -21,6 +21,17 @@ class Phase(StrEnum):
     DECODE = "decode"
 
 
+class FeedForwardMode(StrEnum):
+    """What a feed-forward block computes (DESIGN §6)."""
+
+    AUTO = "auto"
+    """Exact where the file allows it, else dense."""
+    DENSE = "dense"
+    """Every neuron."""
+    EXACT = "exact"
+    """Every gate; up and down of the neurons whose gate is not zero: the same result."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Sizes of one engine; every count is at least 1 unless told otherwise."""
@@ -43,6 +54,8 @@ class EngineConfig:
     """All the product may take, Ray included; 0: what machine and cgroup leave."""
     ffn_resident: float | None = None
     """At most this share of the feed-forward layers in memory, 0 to 1; None: all that fit."""
+    mode: FeedForwardMode = FeedForwardMode.AUTO
+    """What feed-forward blocks compute."""
     trace: bool = False
     """Keep trace records of every op."""
     deterministic: bool = False

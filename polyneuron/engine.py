@@ -20,12 +20,14 @@ from polyneuron.actors.cluster import ClusterConfig, PrivateCluster
 from polyneuron.actors.messages import RequestOutcome, SubmitRequest
 from polyneuron.actors.sequence_run import Mailbox
 from polyneuron.completion import Completion
-from polyneuron.config import EngineConfig, usable_cores
+from polyneuron.config import EngineConfig, FeedForwardMode, usable_cores
 from polyneuron.errors import ConfigError, ContextError, EngineError
 from polyneuron.generation import Generation, OpenRequest, make_stops
 from polyneuron.host_memory import HostMemory
+from polyneuron.io.ncf_format import Layout
 from polyneuron.io.weight_reader import ReadReport
-from polyneuron.mode import IoReport, Mode
+from polyneuron.io_report import IoReport, LayerActivity, io_report, layer_activity
+from polyneuron.mode import Mode
 from polyneuron.model.chat_template import ChatTemplate
 from polyneuron.model.locate import locate_model
 from polyneuron.model.model_cache import cached_ncf
@@ -110,12 +112,21 @@ class Engine:
 
     def _plan_streamable(self, on_convert: LoadProgress | None) -> Budget:
         """The budget by estimate; a GGUF that does not fit is converted once into the cache."""
+        wanted, progress = self.config.mode, on_convert or (lambda _done, _total: None)
+        if wanted is FeedForwardMode.EXACT and self.source.is_sparse:
+            self._convert(Layout.BUNDLES, progress)
         budget = self._plan(private_estimate(self.config))
-        if budget.layout.streamed and not self.source.can_stream:
-            progress = on_convert or (lambda _done, _total: None)
-            self.source = open_source(cached_ncf(self.source.path, progress))
+        if budget.layout.is_streaming and not self.source.can_stream:
+            is_sparse = self.source.is_sparse and wanted is not FeedForwardMode.DENSE
+            self._convert(Layout.BUNDLES if is_sparse else Layout.TILES, progress)
             budget = self._plan(private_estimate(self.config))
         return budget
+
+    def _convert(self, layout: Layout, progress: LoadProgress) -> None:
+        """Have the model as a neuron-cluster file, from the cache or made now."""
+        if not self.source.can_stream:
+            path = cached_ncf(self.source.path, progress, layout=layout)
+            self.source = open_source(path)
 
     @property
     def layout(self) -> ArenaLayout:
@@ -135,7 +146,7 @@ class Engine:
         staff = launch.hire(self.source.path, self.config, usable_cores())
         measured = sum(process.pss_bytes for process in self.cluster.memory_report())
         self.budget = self._plan(max(measured, private_estimate(self.config)))
-        if self.budget.layout.streamed and not self.source.can_stream:
+        if self.budget.layout.is_streaming and not self.source.can_stream:
             raise ConfigError(
                 f"{self.source.path}: Ray and Python take {measured >> 20} MiB here, more than "
                 f"expected, and the model no longer fits: give it {measured >> 20} MiB more"
@@ -328,15 +339,11 @@ class Engine:
 
     def io(self) -> IoReport:
         """What was read for the tokens so far."""
-        if not self.layout.streamed:
-            return IoReport(None, None, None)
-        stream = self.actors.arena.layer_stream(self.layout.at("boards.stream"))
-        passes = int(stream.landed) / int(stream.num_layers)
-        if not passes:
-            return IoReport(None, None, None)
-        return IoReport(
-            int(stream.bytes_read) / passes, int(stream.reads) / passes, int(stream.stall_ns)
-        )
+        return io_report(self.actors.arena, self.layout)
+
+    def activity(self) -> list[LayerActivity]:
+        """How many neurons of each layer the tokens so far activated; empty of tiles."""
+        return layer_activity(self.actors.arena, self.layout)
 
     @property
     def isa(self) -> str:

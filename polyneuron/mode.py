@@ -13,16 +13,6 @@ from polyneuron.sizes import show_size
 
 
 @dataclass(frozen=True, slots=True)
-class IoReport:
-    """Streaming so far; None where nothing was streamed."""
-
-    bytes_per_token: float | None
-    reads_per_token: float | None
-    stall_ns: int | None
-    """Executors' time waiting for layers, summed over executors."""
-
-
-@dataclass(frozen=True, slots=True)
 class Mode:
     """The resolved mode of one engine."""
 
@@ -49,7 +39,7 @@ class Mode:
         """One line, before the first token."""
         npu, workers = self.config.num_npu_threads, self.config.num_workers
         parts = [
-            "dense",
+            str(self.budget.layout.config.mode),
             self._residency(),
             f"npu=native({npu}t, modelled, prefill)" if npu else "npu=none",
             f"cpu {workers} {'worker' if workers == 1 else 'workers'}, {self.isa}",
@@ -67,17 +57,32 @@ class Mode:
 
     def _residency(self) -> str:
         weights = show_size(self.source.weight_bytes)
-        if not self.budget.streamed_bytes:
+        if not self.budget.layout.is_streaming:
             return f"in memory {weights} of weights"
+        if self.budget.cold_slots:
+            return self._cached(weights)
         return (
             f"{self.budget.num_resident} of {self.budget.num_layers} layers in memory · "
             f"flash {show_size(self.budget.streamed_bytes)}/token of {weights}"
         )
 
+    def _cached(self, weights: str) -> str:
+        """Gates in memory, other rows in the neuron cache."""
+        budget = self.budget
+        cold = show_size(budget.layout.spans["cold"].num_bytes)
+        parts = [
+            f"gates of {budget.num_resident} of {budget.num_layers} layers in memory",
+            f"neuron cache {cold} ({budget.cached_share:.0%} of their neurons)",
+            f"weights {weights}",
+        ]
+        if budget.streamed_bytes:
+            parts.append(f"flash {show_size(budget.streamed_bytes)}/token and what is missed")
+        return " · ".join(parts)
+
     def as_dict(self) -> dict[str, Any]:
         """The same as data."""
         return {
-            "mode": "dense",
+            "mode": str(self.budget.layout.config.mode),
             "workers": self.config.num_workers,
             "npu": {"backend": "native", "threads": self.config.num_npu_threads, "modelled": True},
             "isa": self.isa,
@@ -88,4 +93,6 @@ class Mode:
             "num_layers": self.budget.num_layers,
             "num_resident_layers": self.budget.num_resident,
             "streamed_bytes_per_token": self.budget.streamed_bytes,
+            "neuron_cache_bytes": self.budget.layout.spans["cold"].num_bytes,
+            "neuron_cache_share": self.budget.cached_share,
         }

@@ -53,6 +53,7 @@ RAY_MODULES = {
     "actors/shells.py": "the actors' Ray side",
     "actors/coordinator_shell.py": "the coordinator's Ray side, apart from the others for its size",
     "actors/launch.py": "makes actors of the shells",
+    "actors/readers.py": "the I/O actor's endless calls as the coordinator sees them",
     "actors/cluster.py": "starts and stops Ray",
     "actors/ray_internals.py": "the one place that leans on Ray's private names",
     "actors/worker_entry.py": "what Ray's worker processes run first",

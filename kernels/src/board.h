@@ -24,8 +24,10 @@ struct op_state { /* each word: step_seq << 32 | count */
     uint64_t pad[6];
 };
 _Static_assert(sizeof(struct op_state) == CACHE_LINE, "ops must not share a cache line");
-_Static_assert(sizeof(struct step_op) == 192, "layout shared with Python");
+_Static_assert(sizeof(struct step_op) == 256, "layout shared with Python");
 _Static_assert(sizeof(struct layer_stream) == 3 * CACHE_LINE, "counters on lines of their own");
+_Static_assert(sizeof(struct cluster_work) == CACHE_LINE, "clusters on lines of their own");
+_Static_assert(sizeof(struct layer_activity) == CACHE_LINE, "layout shared with Python");
 _Static_assert(sizeof(struct executor_record) == 128, "layout shared with Python");
 _Static_assert(sizeof(struct trace_record) == 64, "layout shared with Python");
 _Static_assert(sizeof(struct arena_header) <= ARENA_HEADER_BYTES, "header fits its page");
@@ -83,6 +85,14 @@ void relocate_op(struct step_op *op, const struct layer_stream *stream, uint32_t
 /* Free the buffer of the layer whose last op is complete. */
 void layer_stream_release(struct layer_stream *stream, const struct step_op *op,
                           uint32_t stream_base);
+
+/* neuron_ops.c: feed forward over neuron-major rows */
+uint32_t neuron_op_units(const struct step_op *op, const struct step_params *step);
+void neuron_op_run(void *base, const struct step_op *op, const struct step_params *step,
+                   const struct executor_record *executor, uint32_t first, uint32_t last);
+/* Neurons of unit `unit` of an OP_LATE_CLUSTERS that were not here: the first one at or behind
+ * *next, by its number in the cache; UINT32_MAX when there is none. */
+uint32_t late_neuron(void *base, const struct step_op *op, uint32_t unit, uint32_t *next);
 
 /* program.c: the units of one op, and the work of units [first, last) by one executor */
 uint32_t op_num_units(const struct step_op *op, const struct step_params *step);

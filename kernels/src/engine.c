@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "board.h"
+#include "neuron_cache.h"
 
 #define WAIT_SLICE_NS 100000000ll /* every waiter re-reads abort, stop and its place this often */
 
@@ -246,8 +247,38 @@ static int wait_for_layer(struct walker *w, const struct step_op *op) {
     return 0;
 }
 
-/* Small ops by single units; big ones in about eight claims an executor. */
+/* Wait until the rows of late clusters [first, last) have landed: 0, or -1 when one of them failed
+ * or the step is over. */
+static int wait_for_rows(struct walker *w, const struct step_op *op, uint32_t first,
+                         uint32_t last) {
+    void *cache = at(w->base, op->cache);
+    uint64_t start_ns = 0;
+    for (uint32_t unit = first; unit < last; unit++) {
+        uint32_t next = 0, neuron;
+        while ((neuron = late_neuron(w->base, op, unit, &next)) != UINT32_MAX) {
+            if (!start_ns)
+                start_ns = monotonic_ns();
+            int landed;
+            while ((landed = neuron_cache_wait(cache, neuron, WAIT_SLICE_NS)) == 0) {
+                __atomic_fetch_add(&w->record->heartbeat, 1, __ATOMIC_RELAXED);
+                if (must_leave(w))
+                    return -1;
+            }
+            if (landed < 0)
+                return -1;
+        }
+    }
+    struct layer_activity *activity = at(w->base, op->activity);
+    if (start_ns)
+        __atomic_fetch_add(&activity->stall_ns, monotonic_ns() - start_ns, __ATOMIC_RELAXED);
+    return 0;
+}
+
+/* Small ops by single units; big ones in about eight claims an executor. Late clusters one by one:
+ * another one's rows may have landed. */
 static uint32_t claim_chunk(const struct walker *w, const struct step_op *op, uint32_t num_units) {
+    if (op->kind == OP_LATE_CLUSTERS)
+        return 1;
     uint32_t parties = w->step.num_parties[op->unit];
     uint32_t chunk = num_units / (8 * (parties ? parties : 1));
     return chunk ? chunk : 1;
@@ -292,8 +323,11 @@ static int walk_op(struct walker *w, const struct step_op *ops, uint32_t index) 
         if (first >= num_units)
             break;
         uint32_t last = num_units - first > chunk ? first + chunk : num_units;
-        if ((w->step.flags & STEP_DRY) == 0)
+        if ((w->step.flags & STEP_DRY) == 0) {
+            if (op->kind == OP_LATE_CLUSTERS && wait_for_rows(w, op, first, last) != 0)
+                return -1;
             op_run(w->base, op, &w->step, w->record, first, last);
+        }
         count_done(w, state, last - first);
         __atomic_fetch_add(&w->record->heartbeat, 1, __ATOMIC_RELAXED);
         mine += last - first;

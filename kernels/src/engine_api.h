@@ -13,7 +13,15 @@ enum op_kind {
     OP_ROPE_KV = 4,      /* q/k norm, rotation, KV write, one unit a token and head */
     OP_ATTENTION = 5,    /* one unit a token and group of heads */
     OP_QUANTIZE = 6,     /* f32 rows -> acts, one unit a token */
-    OP_FEED_FORWARD = 7  /* gate and up tile, activation -> acts or f32, units as OP_MATMUL */
+    OP_FEED_FORWARD = 7, /* gate and up tile, activation -> acts or f32, units as OP_MATMUL */
+    /* Feed forward over neuron-major rows (neuron_ops.c). For a few tokens: */
+    OP_CLUSTERS = 8,      /* gates of a cluster, then up and down of its active neurons, a unit a
+                             cluster; a cluster whose rows are not all here is left for */
+    OP_LATE_CLUSTERS = 9, /* up and down of the clusters left, once their rows have landed */
+    OP_MERGE = 10,        /* partial sums of all clusters -> residual stream */
+    /* For many tokens: */
+    OP_ROWS_UP = 11,      /* gate, up and activation of a run of neurons -> f32, a unit a tile */
+    OP_ROWS_DOWN = 12     /* down of the same run, cluster by cluster -> total, a unit a token */
 };
 
 enum op_flag {
@@ -21,7 +29,11 @@ enum op_flag {
     OPF_LOGIT_ROWS = 2,   /* rows are the step's logit rows, not its tokens */
     OPF_WRITE_ACTS = 4,   /* norm, attention, feed forward: write int8 activations to out_acts */
     OPF_WRITE_F32 = 8,    /* norm, feed forward: write floats to out */
-    OPF_STREAM_LAST = 16  /* the last op that reads its streamed layer: frees the buffer */
+    OPF_STREAM_LAST = 16, /* the last op that reads its streamed load: frees the buffer */
+    OPF_GATE_TILES = 32,  /* rows: the deciding row comes from resident tiles, not from the rows */
+    OPF_ALL_NEURONS = 64, /* rows: every neuron is computed, active or not */
+    OPF_FIRST_ROWS = 128, /* rows down: the first run of a layer: total begins at zero */
+    OPF_LAST_ROWS = 256   /* rows down: the last one: total goes to the residual stream */
 };
 
 enum step_flag { STEP_TRACE = 1, STEP_DRY = 2 /* claims and waits only, no kernel */ };
@@ -30,7 +42,7 @@ enum step_status { STEP_DONE = 0, STEP_TIMEOUT = 1, STEP_ABORTED = 2 };
 
 enum serve_status { SERVE_STOPPED = 0, SERVE_STALE = 1, SERVE_SLICE = 2 };
 
-/* One operation of a step program, 192 bytes. Which fields an op reads is told in program.c. */
+/* One operation of a step program, 256 bytes. Which fields an op reads is told in program.c. */
 struct step_op {
     uint32_t kind;
     uint32_t unit;            /* enum unit: who runs it */
@@ -62,9 +74,45 @@ struct step_op {
     uint32_t heads_per_unit;
     float eps;
     float scale;
-    uint32_t stream_index;    /* 0: weights are resident; j: they are those of the j-th streamed
-                                 layer, and the offsets above are those in the first buffer */
-    uint32_t reserved[5];
+    uint32_t stream_index;    /* 0: weights are resident; j: they are those of the j-th load of a
+                                 pass, and the offsets above are those in the first buffer */
+    /* Rows only. A neuron's rows lie at up_weight + place * row_stride, where place is its slot
+     * (cache is given) or its number in the run; `weight` has tiles of the deciding rows, gate or,
+     * without a gate, up, with OPF_GATE_TILES. */
+    uint32_t down_type;
+    uint32_t row_stride;
+    uint32_t gate_row;        /* where the deciding, the up and the down row begin in it */
+    uint32_t up_row;
+    uint32_t down_row;
+    uint32_t first_neuron;    /* of the run, in its layer; `rows` is the run's length */
+    uint32_t layer_neurons;
+    uint32_t cluster_neurons; /* a multiple of 32, at most MAX_CLUSTER_NEURONS */
+    uint32_t reserved;
+    uint64_t clusters;        /* struct cluster_work [clusters of a layer], then uint32 active
+                                 and place of each neuron of the layer, padded to clusters */
+    uint64_t partials;        /* f32 (clusters, tokens, cols); rows down: total (tokens, cols) */
+    uint64_t cache;           /* neuron cache; 0: every row of the run is here */
+    uint64_t reads;           /* the ring misses are ordered by */
+    uint64_t activity;        /* struct layer_activity of this layer */
+    uint64_t reserved64;
+};
+
+enum { MAX_CLUSTER_NEURONS = 1024 };
+
+/* What a cluster came to in the running step. */
+struct cluster_work {
+    uint32_t num_active;      /* neurons computed beyond their gates */
+    uint32_t num_late;        /* of them, those whose rows were not here */
+    uint32_t reserved[14];
+};
+
+/* Counts of one layer since the engine started, decode steps only. */
+struct layer_activity {
+    uint64_t tokens;
+    uint64_t gated;           /* neurons whose deciding value was not zero, in any of the tokens */
+    uint64_t active;          /* neurons that reached the down rows, summed over tokens */
+    uint64_t stall_ns;        /* executors' time waiting for rows */
+    uint64_t reserved[4];
 };
 
 /* One executor's place in the arena, 128 bytes. */
@@ -134,19 +182,20 @@ struct step_params {
     uint64_t logit_rows;      /* int32 [max_logit_rows]: token index within the step */
     uint64_t stream;          /* struct layer_stream, 0 when every layer is resident */
     uint32_t stream_base;     /* loads consumed by the steps before this one */
-    uint32_t reserved;
+    uint32_t epoch;           /* of the neuron cache: this step's first layer */
 };
 
-/* Layers that do not fit pass through a ring of buffers, in the order a forward pass needs them,
- * over and over: load s is that of streamed layer s mod num_layers, to buffer s mod num_buffers.
- * The reader runs ahead as far as buffers are free, across the end of a step too. */
+/* Layers that do not fit, or parts of them, pass through a ring of buffers in the order a forward
+ * pass needs them, over and over: load s is number s mod num_loads, to buffer s mod num_buffers.
+ * The reader runs ahead as far as buffers are free, across the end of a step too. Prefill and
+ * decode may need different lists of loads. */
 struct layer_stream {
     uint32_t landed;          /* loads whose bytes are in place; executors wait on it */
     uint32_t pad0[15];
     uint32_t consumed;        /* loads whose buffers are free again; the reader waits on it */
     uint32_t pad1[15];
     uint32_t error;           /* errno of a load that failed for good, 0 */
-    uint32_t num_layers;
+    uint32_t num_loads;       /* of a pass */
     uint32_t num_buffers;
     uint32_t stop;            /* the reader leaves */
     uint64_t buffers;         /* offset of the first one */
@@ -154,7 +203,8 @@ struct layer_stream {
     uint64_t stall_ns;        /* executors' time waiting for loads, summed */
     uint64_t bytes_read;
     uint64_t reads;
-    uint64_t pad2[1];
+    uint32_t schedule;        /* which list of loads is wanted; the coordinator changes it */
+    uint32_t serving;         /* the one the reader is at; a futex word */
 };
 
 /* Bytes of the step board for programs of up to max_ops ops. */
@@ -196,6 +246,13 @@ int layer_stream_wait_free(void *base, uint64_t offset, uint32_t load, int64_t t
 /* End the pass an aborted step was in: the next step begins with the first streamed layer. No
  * executor may be inside a step. Returns the new stream_base. */
 uint32_t layer_stream_end_pass(void *base, uint64_t offset);
+/* Between steps: want another list of num_loads loads. The reader drops what it has read ahead and
+ * says so; wait for that before the next step. */
+void layer_stream_switch(void *base, uint64_t offset, uint32_t schedule, uint32_t num_loads);
+/* Wait until the reader has begun the list wanted last: 1, or 0 when the time is over. */
+int layer_stream_wait_serving(void *base, uint64_t offset, int64_t timeout_ns);
+/* The reader, with nothing under way: begin the list that is wanted. */
+void layer_stream_begin(void *base, uint64_t offset);
 /* Stop the reader, or report a load that failed for good; wakes everybody who waits. */
 void layer_stream_stop(void *base, uint64_t offset);
 void layer_stream_fail(void *base, uint64_t offset, uint32_t error);

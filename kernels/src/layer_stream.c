@@ -15,7 +15,8 @@ int layer_stream_wait_free(void *base, uint64_t offset, uint32_t load, int64_t t
     uint64_t end = monotonic_ns() + (uint64_t)timeout_ns;
     for (;;) {
         uint32_t consumed = __atomic_load_n(&stream->consumed, __ATOMIC_ACQUIRE);
-        if (__atomic_load_n(&stream->stop, __ATOMIC_ACQUIRE))
+        if (__atomic_load_n(&stream->stop, __ATOMIC_ACQUIRE) ||
+            __atomic_load_n(&stream->schedule, __ATOMIC_ACQUIRE) != stream->serving)
             return 0;
         if ((int32_t)(load - consumed) < (int32_t)stream->num_buffers)
             return 1;
@@ -28,10 +29,31 @@ int layer_stream_wait_free(void *base, uint64_t offset, uint32_t load, int64_t t
 
 uint32_t layer_stream_end_pass(void *base, uint64_t offset) {
     struct layer_stream *stream = at(base, offset);
-    uint32_t rest = stream->consumed % stream->num_layers;
+    uint32_t rest = stream->consumed % stream->num_loads;
     if (rest)
-        word_store_wake(&stream->consumed, stream->consumed + stream->num_layers - rest);
+        word_store_wake(&stream->consumed, stream->consumed + stream->num_loads - rest);
     return stream->consumed;
+}
+
+void layer_stream_switch(void *base, uint64_t offset, uint32_t schedule, uint32_t num_loads) {
+    struct layer_stream *stream = at(base, offset);
+    stream->num_loads = num_loads;
+    __atomic_store_n(&stream->schedule, schedule, __ATOMIC_SEQ_CST);
+    futex_wake_all(&stream->consumed);
+}
+
+int layer_stream_wait_serving(void *base, uint64_t offset, int64_t timeout_ns) {
+    struct layer_stream *stream = at(base, offset);
+    uint32_t serving = __atomic_load_n(&stream->serving, __ATOMIC_ACQUIRE);
+    if (serving != stream->schedule)
+        futex_wait(&stream->serving, serving, timeout_ns);
+    return __atomic_load_n(&stream->serving, __ATOMIC_ACQUIRE) == stream->schedule;
+}
+
+void layer_stream_begin(void *base, uint64_t offset) {
+    struct layer_stream *stream = at(base, offset);
+    stream->landed = stream->consumed = 0;
+    word_store_wake(&stream->serving, __atomic_load_n(&stream->schedule, __ATOMIC_ACQUIRE));
 }
 
 void layer_stream_stop(void *base, uint64_t offset) {
@@ -56,7 +78,7 @@ void relocate_op(struct step_op *op, const struct layer_stream *stream, uint32_t
     uint32_t load = stream_base + op->stream_index - 1;
     uint64_t shift = load % stream->num_buffers * stream->buffer_bytes;
     assert(op->weight != 0 || op->up_weight != 0);
-    if (op->weight)
+    if (op->weight && !(op->flags & OPF_GATE_TILES))
         op->weight += shift;
     if (op->up_weight)
         op->up_weight += shift;

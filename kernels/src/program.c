@@ -37,6 +37,11 @@ uint32_t op_num_units(const struct step_op *op, const struct step_params *step) 
         return rows * (op->num_heads + op->num_kv_heads);
     case OP_ATTENTION:
         return rows * (op->num_heads / op->heads_per_unit);
+    case OP_CLUSTERS:
+    case OP_LATE_CLUSTERS:
+    case OP_MERGE:
+    case OP_ROWS_UP:
+        return neuron_op_units(op, step);
     default:
         return rows;
     }
@@ -267,6 +272,13 @@ void op_run(void *base, const struct step_op *op, const struct step_params *step
         break;
     case OP_FEED_FORWARD:
         run_feed_forward(base, op, step, first, last);
+        break;
+    case OP_CLUSTERS:
+    case OP_LATE_CLUSTERS:
+    case OP_MERGE:
+    case OP_ROWS_UP:
+    case OP_ROWS_DOWN:
+        neuron_op_run(base, op, step, executor, first, last);
         break;
     default:
         assert(!"unknown op");

@@ -26,10 +26,10 @@ from polyneuron.model.convert import Progress, convert, open_source
 KEY_DIGITS = 16
 
 
-def entry_path(header: GgufHeader, folder: Path) -> Path:
+def entry_path(header: GgufHeader, folder: Path, layout: Layout) -> Path:
     """Where the conversion of a GGUF is kept."""
     changed = os.stat(header.path).st_mtime_ns
-    text = f"{content_key(header)} {changed} {VERSION} {RECIPE}"
+    text = f"{content_key(header)} {changed} {VERSION} {RECIPE} {layout}"
     digits = hashlib.sha256(text.encode()).hexdigest()[:KEY_DIGITS]
     return folder / f"{header.path.stem}-{digits}.ncf"
 
@@ -39,6 +39,7 @@ def cached_ncf(
     progress: Progress = lambda done, total: None,
     on_wait: Callable[[], None] = lambda: None,
     folder: Path | None = None,
+    layout: Layout = Layout.TILES,
 ) -> Path:
     """The neuron-cluster file of a model: `path` itself, or the entry, converted where missing.
 
@@ -54,12 +55,12 @@ def cached_ncf(
         raise ConfigError(
             f"{folder}: {error.strerror}; set XDG_CACHE_HOME to a folder that can be written"
         ) from None
-    entry = entry_path(header, folder)
+    entry = entry_path(header, folder, layout)
     if not entry.exists() or _is_damaged(entry):
         convert(
             path,
             entry,
-            layout=Layout.TILES,  # what the engine streams
+            layout=layout,
             force=entry.exists(),
             progress=progress,
             on_wait=on_wait,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from polyneuron.config import DEFAULT_NUM_CTX, EngineConfig, usable_cores
+from polyneuron.config import DEFAULT_NUM_CTX, EngineConfig, Phase, usable_cores
 from polyneuron.errors import ConfigError
+from polyneuron.io.ncf_format import Layout
 from polyneuron.kernels.arena import MAX_EXECUTORS
 from polyneuron.model.spec import ModelSpec
+from polyneuron.planning.bundles import NeuronRows, Residency, choose_residency, neuron_rows
 from polyneuron.planning.layout import ArenaLayout, plan_layout
 from polyneuron.planning.source import ModelSource
 from polyneuron.sizes import show_size
@@ -61,8 +63,15 @@ class Budget:
     private_bytes: int
     """Ray's daemons, actors and driver outside the arena."""
     layout: ArenaLayout
-    num_resident: int
+    residency: Residency
     num_layers: int
+    ffn_bytes: int
+    """Of all feed-forward weights, as they would lie in memory."""
+
+    @property
+    def num_resident(self) -> int:
+        """Layers in memory, whole or with the rows that decide."""
+        return self.residency.num_resident
 
     @property
     def total_bytes(self) -> int:
@@ -71,25 +80,47 @@ class Budget:
 
     @property
     def streamed_bytes(self) -> int:
-        """Bytes read from the file for each forward pass."""
-        return sum(place.section.num_bytes for place in self.layout.streamed)
+        """Bytes read from the file for each token, beside neurons that are missed."""
+        return sum(section.num_bytes for section in self.layout.loads(Phase.DECODE))
+
+    @property
+    def prompt_bytes(self) -> int:
+        """Bytes read from the file for each chunk of a prompt."""
+        return sum(section.num_bytes for section in self.layout.loads(Phase.PREFILL))
 
     @property
     def resident_ffn_fraction(self) -> float:
         """Share of the feed-forward bytes that stay in memory."""
-        layers = self.layout.sections[1:]
-        total = sum(place.section.num_bytes for place in layers)
-        return 1.0 - self.streamed_bytes / total if total else 1.0
+        if self.layout.bundles:
+            return self.layout.bundles.resident_bytes / self.ffn_bytes
+        return 1.0 - self.streamed_bytes / self.ffn_bytes if self.ffn_bytes else 1.0
+
+    @property
+    def cold_slots(self) -> int:
+        """Slots of the neuron cache."""
+        return self.residency.cold_slots
+
+    @property
+    def cached_share(self) -> float:
+        """Share of the cached layers' neurons that the cache holds."""
+        bundles = self.layout.bundles
+        if bundles is None or not self.num_resident:
+            return 0.0
+        return self.cold_slots / (self.num_resident * bundles.rows.num_neurons)
 
     def rows(self) -> list[tuple[str, int]]:
         """The table: what, bytes."""
         spans = self.layout.spans
-        named = ("fixed", "hot", "stage", "kv")
+        named = ("fixed", "hot", "cold", "stage", "kv")
         others = self.layout.num_bytes - sum(spans[name].num_bytes for name in named)
+        resident = f"({self.num_resident} of {self.num_layers})"
+        what = "gates of feed-forward layers" if self.cold_slots else "resident feed-forward layers"
+        cold = [(f"neuron cache ({self.cached_share:.0%} of their neurons)",
+                 spans["cold"].num_bytes)]  # fmt: skip
         return [
             ("fixed weights (embeddings, attention, norms, head)", spans["fixed"].num_bytes),
-            (f"resident feed-forward layers ({self.num_resident} of {self.num_layers})",
-             spans["hot"].num_bytes),
+            (f"{what} {resident}", spans["hot"].num_bytes),
+            *(cold if self.cold_slots else []),
             ("stage buffers for streamed layers", spans["stage"].num_bytes),
             ("KV cache", spans["kv"].num_bytes),
             ("activations, step boards, mailboxes, scratch", others),
@@ -99,35 +130,95 @@ class Budget:
 
 
 def fit(source: ModelSource, config: EngineConfig, limit_bytes: int, private_bytes: int) -> Budget:
-    """The layout with the most resident layers inside the limit.
+    """The layout that keeps the most inside the limit.
 
-    `config.ffn_resident` lowers that number. Raises ConfigError that names the minimum when not
-    even streaming every layer fits.
+    `config.ffn_resident` lowers that. Raises ConfigError that names the minimum when not even
+    streaming every layer fits.
     """
-    manifest, spec = source.manifest, source.spec
+    config = replace(config, mode=source.resolve_mode(config.mode))
     room = int(limit_bytes * (1 - HEADROOM_SHARE)) - private_bytes
-    most = _most_wanted(spec, config)
-    low, high = -1, most
-    while low < high:  # bytes grow with the number of resident layers, but for the last step
-        middle = (low + high + 1) // 2
-        if plan_layout(manifest, spec, config, middle).num_bytes <= room:
-            low = middle
-        else:
-            high = middle - 1
-    if low < most and plan_layout(manifest, spec, config, most).num_bytes <= room:
-        low = most  # without streamed layers there are no stage buffers
-    if low < 0:
-        least = plan_layout(manifest, spec, config, 0).num_bytes + private_bytes
+    planner = _Planner(source, config, room)
+    residency = planner.most_bundles() if planner.rows else planner.most_layers()
+    if residency is None:
+        least = planner.num_bytes(Residency(0)) + private_bytes
         raise ConfigError(
             f"--memory {show_size(limit_bytes)}: this model needs at least "
             f"{show_size(int(least / (1 - HEADROOM_SHARE)) + MIB)} with context {config.num_ctx}; "
             f"give more, or a smaller context with -c"
         )
-    layout = plan_layout(manifest, spec, config, low)
-    return Budget(limit_bytes, private_bytes, layout, low, spec.num_layers)
+    layout = planner.layout(residency)
+    return Budget(
+        limit_bytes, private_bytes, layout, residency, source.spec.num_layers, planner.ffn_bytes
+    )
 
 
-def _most_wanted(spec: ModelSpec, config: EngineConfig) -> int:
-    if config.ffn_resident is None:
-        return spec.num_layers
-    return int(config.ffn_resident * spec.num_layers + 0.5)
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    """Looks for the most that fits into `room` bytes of arena."""
+
+    source: ModelSource
+    config: EngineConfig
+    room: int
+
+    @property
+    def rows(self) -> NeuronRows | None:
+        manifest = self.source.manifest
+        return neuron_rows(manifest) if manifest.layout is Layout.BUNDLES else None
+
+    @property
+    def num_layers(self) -> int:
+        return self.source.spec.num_layers
+
+    @property
+    def ffn_bytes(self) -> int:
+        """Of all feed-forward weights in memory."""
+        if rows := self.rows:
+            return self.num_layers * rows.resident_bytes
+        return sum(section.num_bytes for section in self.source.manifest.sections[1:])
+
+    def layout(self, residency: Residency) -> ArenaLayout:
+        return plan_layout(self.source.manifest, self.source.spec, self.config, residency)
+
+    def num_bytes(self, residency: Residency) -> int:
+        return self.layout(residency).num_bytes
+
+    def fits(self, residency: Residency) -> bool:
+        return self.num_bytes(residency) <= self.room
+
+    def most_layers(self) -> Residency | None:
+        """The most whole layers; bytes grow with their number, but for the last step."""
+        most = self.num_layers
+        if self.config.ffn_resident is not None:
+            most = int(self.config.ffn_resident * self.num_layers + 0.5)
+        low, high = -1, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.fits(Residency(middle)):
+                low = middle
+            else:
+                high = middle - 1
+        if low < most and self.fits(Residency(most)):
+            low = most  # without streamed layers there are no stage buffers
+        return Residency(low) if low >= 0 else None
+
+    def most_bundles(self) -> Residency | None:
+        """Everything, or as many deciding rows and then as many cold slots as there is room for."""
+        rows, share = self.rows, self.config.ffn_resident
+        assert rows is not None
+        if not self.fits(Residency(0)):
+            return Residency(self.num_layers) if self.fits(Residency(self.num_layers)) else None
+        if (share is None or share >= 1) and self.fits(Residency(self.num_layers)):
+            return Residency(self.num_layers)
+        room = self.room - self.num_bytes(Residency(0))
+        if share is not None:
+            room = min(room, int(share * self.ffn_bytes))
+        return self._shrunk(choose_residency(rows, self.config.mode, self.num_layers, room), room)
+
+    def _shrunk(self, residency: Residency, room: int) -> Residency:
+        """The same with what the cache's own lists take, which is known only with its size."""
+        rows = self.rows
+        assert rows is not None
+        while (over := self.num_bytes(residency) - self.room) > 0:
+            room -= max(over, rows.slot_bytes)
+            residency = choose_residency(rows, self.config.mode, self.num_layers, room)
+        return residency

@@ -8,20 +8,38 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from polyneuron.config import EngineConfig
+from polyneuron.config import EngineConfig, FeedForwardMode, Phase
 from polyneuron.io.ncf_format import LINE_BYTES, Layout, NcfManifest, NcfSection, round_up
-from polyneuron.kernels.arena import HEADER_BYTES, PAGE_BYTES, board_bytes
+from polyneuron.kernels.arena import (
+    HEADER_BYTES,
+    PAGE_BYTES,
+    board_bytes,
+    neuron_reads_bytes,
+)
+from polyneuron.kernels.neuron_cache import neuron_cache_bytes
 from polyneuron.kernels.quant import KV_BLOCK_TOKENS, TILE_ROWS, StorageType, kv_block_bytes
 from polyneuron.model.spec import ModelSpec
+from polyneuron.planning.bundles import (
+    BundlePlan,
+    LayerRows,
+    NeuronRows,
+    Residency,
+    RowsAre,
+    cluster_bytes,
+    neuron_rows,
+    ring_places,
+    spread,
+)
 
 ACT_BLOCK_BYTES = 40
 MAX_OPS_PER_LAYER = 16
 MAX_OPS_OUTSIDE = 8
 MAILBOX_HEAD_BYTES = 64
 TRACE_RECORD_BYTES = 64
-STEP_OP_BYTES = 192
+STEP_OP_BYTES = 256
 TRACE_RECORDS = 1 << 14
 LAYER_STREAM_BYTES = 192
+LAYER_ACTIVITY_BYTES = 64
 NUM_BUFFERS = 3
 """Stage buffers: one computed, one landed or landing, one landing."""
 REGIONS = (
@@ -88,7 +106,9 @@ class ArenaLayout:
     weights: Mapping[str, WeightPlace]
     """By GGUF tensor name."""
     sections: tuple[SectionPlace, ...]
-    """In the model's order."""
+    """In the model's order; of a file in bundles the fixed one only."""
+    bundles: BundlePlan | None
+    """The layers of a file in bundles."""
     num_kv_blocks: int
     kv_layer_bytes: int
     max_ops: int
@@ -107,6 +127,31 @@ class ArenaLayout:
     def streamed(self) -> list[SectionPlace]:
         """Layers that pass through the stage buffers, in the order they are needed."""
         return [place for place in self.sections if place.stream_index]
+
+    @property
+    def resident_bytes(self) -> dict[str, int]:
+        """Bytes of each section that is read before the first step, by its name."""
+        sections = [place.section for place in self.resident]
+        if self.bundles:
+            kept = [layer for layer in self.bundles.layers if layer.tiles_offset]
+            sections += [layer.section for layer in kept]
+        return {section.name: section.num_bytes for section in sections}
+
+    def loads(self, phase: Phase) -> tuple[NcfSection, ...]:
+        """What passes through the stage buffers in one pass of a phase, in order."""
+        if self.bundles:
+            return self.bundles.loads(phase)
+        return tuple(place.section for place in self.streamed)
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether anything is read while it runs."""
+        return bool(self.loads(Phase.PREFILL))
+
+    @property
+    def has_neuron_cache(self) -> bool:
+        """Whether single neurons are read while it runs."""
+        return self.bundles is not None and self.bundles.cold_slots > 0
 
     @property
     def num_buffers(self) -> int:
@@ -159,9 +204,16 @@ def _activation_strides(spec: ModelSpec) -> dict[str, int]:
     }
 
 
-def _activation_parts(strides: Mapping[str, int], config: EngineConfig) -> list[tuple[str, int]]:
-    rows = dict.fromkeys(strides, config.max_tokens) | {"logits": config.max_logit_rows}
-    return [(name, stride * rows[name]) for name, stride in strides.items()]
+def _activation_parts(
+    strides: Mapping[str, int], config: EngineConfig, rows: NeuronRows | None
+) -> list[tuple[str, int]]:
+    count = dict.fromkeys(strides, config.max_tokens) | {"logits": config.max_logit_rows}
+    parts = [(name, stride * count[name]) for name, stride in strides.items()]
+    if rows is None:
+        return parts
+    partials = rows.num_clusters * config.max_sequences * rows.cols * 4
+    total = config.max_tokens * rows.cols * 4
+    return [*parts, ("partials", partials), ("total", total), ("clusters", cluster_bytes(rows))]
 
 
 def _input_parts(config: EngineConfig) -> list[tuple[str, int]]:
@@ -176,21 +228,14 @@ def _input_parts(config: EngineConfig) -> list[tuple[str, int]]:
     ]
 
 
-def _scratch_parts(spec: ModelSpec, config: EngineConfig) -> list[tuple[str, int]]:
+def _scratch_parts(
+    spec: ModelSpec, config: EngineConfig, rows: NeuronRows | None
+) -> list[tuple[str, int]]:
     group = spec.num_heads // spec.num_kv_heads
     scores = 4 * group * round_up(config.num_ctx, KV_BLOCK_TOKENS)
-    num_bytes = max(scores, 4 * round_up(spec.d_model, TILE_ROWS))
+    tiles = rows.scratch_bytes if rows else 0
+    num_bytes = max(scores, 4 * round_up(spec.d_model, TILE_ROWS), tiles)
     return [(str(i), num_bytes) for i in range(num_executors(config))]
-
-
-def streamed_layers(num_layers: int, num_resident: int) -> list[int]:
-    """Which layers are streamed: spread evenly, so that reads and computing overlap evenly."""
-    num_streamed = num_layers - num_resident
-    return [
-        layer
-        for layer in range(num_layers)
-        if (layer + 1) * num_streamed // num_layers > layer * num_streamed // num_layers
-    ]
 
 
 def _place_sections(
@@ -198,7 +243,7 @@ def _place_sections(
 ) -> tuple[SectionPlace, ...]:
     """Give every section its place: fixed, hot (resident layers), stage (the others)."""
     fixed, layers = manifest.sections[0], manifest.sections[1:]
-    streamed = streamed_layers(len(layers), num_resident)
+    streamed = spread(len(layers), num_resident)
     hot = [(str(i), s.num_bytes) for i, s in enumerate(layers) if i not in streamed]
     allocator.region("hot", hot)
     allocator.region("cold", [])
@@ -215,11 +260,46 @@ def _place_sections(
     return tuple(places)
 
 
+def _place_bundles(
+    allocator: _Allocator,
+    manifest: NcfManifest,
+    rows: NeuronRows,
+    mode: FeedForwardMode,
+    residency: Residency,
+) -> BundlePlan:
+    """Give the layers of a file in bundles their places: hot, cold, stage."""
+    sections = manifest.sections[1:]
+    streamed = spread(len(sections), residency.num_resident)
+    pinned = 0 if residency.cold_slots else rows.num_neurons * rows.slot_bytes
+    resident = [i for i in range(len(sections)) if i not in streamed]
+    parts = [(f"tiles.{i}", rows.decide_bytes) for i in resident]
+    allocator.region("hot", parts + [(f"rows.{i}", pinned) for i in resident if pinned])
+    allocator.region("cold", [("slots", residency.cold_slots * rows.slot_bytes)])
+    needs_stage = streamed or residency.cold_slots
+    buffers = [(str(i), rows.piece_bytes) for i in range(NUM_BUFFERS if needs_stage else 0)]
+    allocator.region("stage", buffers)
+    layers = []
+    for index, section in enumerate(sections):
+        if index in streamed:
+            layers.append(LayerRows(section, RowsAre.STREAMED, 0, 0))
+            continue
+        tiles = allocator.spans[f"hot.tiles.{index}"].offset
+        if pinned:
+            offset = allocator.spans[f"hot.rows.{index}"].offset
+            layers.append(LayerRows(section, RowsAre.HOT, tiles, offset))
+        else:
+            layers.append(LayerRows(section, RowsAre.CACHED, tiles, 0))
+    slots = allocator.spans["cold.slots"].offset
+    return BundlePlan(rows, mode, tuple(layers), residency.cold_slots, slots)
+
+
 def _place_weights(
     manifest: NcfManifest, sections: tuple[SectionPlace, ...]
 ) -> dict[str, WeightPlace]:
     places = {}
     for tensor in manifest.tensors:
+        if tensor.section_index >= len(sections):  # in bundles
+            continue
         section = sections[tensor.section_index]
         offset = section.offset + tensor.offset
         places[tensor.name] = WeightPlace(
@@ -229,24 +309,56 @@ def _place_weights(
     return places
 
 
-def plan_layout(
-    manifest: NcfManifest, spec: ModelSpec, config: EngineConfig, num_resident: int | None = None
-) -> ArenaLayout:
-    """Lay out an arena with `num_resident` layers' feed-forward weights (None: all) in it.
+def _board_parts(
+    spec: ModelSpec, rows: NeuronRows | None, residency: Residency
+) -> tuple[int, list[tuple[str, int]]]:
+    """Most ops of a program, and the parts of the region of boards."""
+    pieces = len(rows.pieces()) if rows else 0
+    max_ops = spec.num_layers * (MAX_OPS_PER_LAYER + 2 * pieces) + MAX_OPS_OUTSIDE
+    parts = [
+        ("board", board_bytes(max_ops)),
+        *((f"program.{p}", max_ops * STEP_OP_BYTES) for p in ("prefill", "decode")),
+        ("stream", LAYER_STREAM_BYTES),
+    ]
+    if rows is None:
+        return max_ops, parts
+    parts += [("activity", LAYER_ACTIVITY_BYTES * spec.num_layers)]
+    if slots := residency.cold_slots:
+        parts += [
+            ("cache", neuron_cache_bytes(spec.num_layers * rows.num_neurons, slots)),
+            ("reads", neuron_reads_bytes(ring_places(slots))),
+            ("bundle_offsets", 8 * spec.num_layers),
+        ]
+    return max_ops, parts
 
-    Nothing is allocated. The file is in tiles.
+
+def resolve_residency(
+    manifest: NcfManifest, residency: Residency | None, num_layers: int
+) -> Residency:
+    """All layers unless told otherwise."""
+    resolved = residency or Residency(num_layers)
+    assert manifest.layout is Layout.BUNDLES or resolved.cold_slots == 0
+    return resolved
+
+
+def plan_layout(
+    manifest: NcfManifest,
+    spec: ModelSpec,
+    config: EngineConfig,
+    residency: Residency | None = None,
+) -> ArenaLayout:
+    """Lay out an arena with so much of the feed-forward weights (None: all) in it.
+
+    Nothing is allocated. Of a file in tiles, layers are resident or streamed as a whole.
     """
-    assert manifest.layout is Layout.TILES
-    if num_resident is None:
-        num_resident = spec.num_layers
+    residency = resolve_residency(manifest, residency, spec.num_layers)
+    rows = neuron_rows(manifest) if manifest.layout is Layout.BUNDLES else None
     allocator = _Allocator()
-    max_ops = spec.num_layers * MAX_OPS_PER_LAYER + MAX_OPS_OUTSIDE
-    programs = [(f"program.{p}", max_ops * STEP_OP_BYTES) for p in ("prefill", "decode")]
-    boards = [("board", board_bytes(max_ops)), *programs, ("stream", LAYER_STREAM_BYTES)]
+    max_ops, boards = _board_parts(spec, rows, residency)
     allocator.region("boards", boards)
     allocator.region("inputs", _input_parts(config))
     strides = _activation_strides(spec)
-    allocator.region("activations", _activation_parts(strides, config))
+    allocator.region("activations", _activation_parts(strides, config, rows))
     mailbox = MAILBOX_HEAD_BYTES + 4 * config.num_ctx
     allocator.region("mailbox", [(str(i), mailbox) for i in range(config.max_requests)])
     num_blocks = config.max_sequences * -(-config.num_ctx // KV_BLOCK_TOKENS)
@@ -255,11 +367,18 @@ def plan_layout(
     rope_bytes = 4 * config.num_ctx * spec.rope.rotary_dim
     fixed_bytes = manifest.sections[0].num_bytes
     allocator.region("fixed", [("section", fixed_bytes), ("rope", rope_bytes)])
-    sections = _place_sections(allocator, manifest, num_resident)
-    allocator.region("scratch", _scratch_parts(spec, config))
+    sections: tuple[SectionPlace, ...]
+    bundles = None
+    if rows is not None:
+        fixed = SectionPlace(manifest.sections[0], allocator.spans["fixed.section"].offset)
+        sections = (fixed,)
+        bundles = _place_bundles(allocator, manifest, rows, config.mode, residency)
+    else:
+        sections = _place_sections(allocator, manifest, residency.num_resident)
+    allocator.region("scratch", _scratch_parts(spec, config, rows))
     records = TRACE_RECORD_BYTES * TRACE_RECORDS if config.trace else 0
     allocator.region("trace", [(str(i), records) for i in range(num_executors(config))])
     return ArenaLayout(
-        config, allocator.spans, strides, _place_weights(manifest, sections), sections,
+        config, allocator.spans, strides, _place_weights(manifest, sections), sections, bundles,
         num_blocks, layer_bytes, max_ops, allocator.offset,
     )  # fmt: skip

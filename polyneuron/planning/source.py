@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polyneuron.errors import UnsupportedError
+from polyneuron.config import FeedForwardMode
+from polyneuron.errors import ConfigError
+from polyneuron.io.arena_loader import Reads
+from polyneuron.io.bundle_reader import BundleRead
 from polyneuron.io.file_kind import is_ncf
 from polyneuron.io.gguf_file import GgufHeader, check_supported, read_header
 from polyneuron.io.ncf_format import Layout, NcfManifest, NcfSource
@@ -15,12 +18,11 @@ from polyneuron.io.ncf_reader import read_ncf
 from polyneuron.io.section_reader import SectionRead
 from polyneuron.io.weight_reader import WeightRead
 from polyneuron.model.architecture import describe
-from polyneuron.model.ncf_plan import plan_gguf
+from polyneuron.model.ncf_plan import SPARSE_KINDS, plan_gguf
 from polyneuron.model.ncf_spec import spec_of
 from polyneuron.model.spec import ModelSpec
+from polyneuron.planning.bundles import BundlePlan, RowsAre, neuron_rows
 from polyneuron.planning.layout import ArenaLayout
-
-Reads = list[WeightRead] | list[SectionRead]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,10 +46,32 @@ class ModelSource:
         """Bytes of all weights as stored in memory."""
         return sum(tensor.num_bytes for tensor in self.manifest.tensors)
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether neurons of this model are often exactly zero."""
+        return self.spec.feed_forward in SPARSE_KINDS
+
+    def resolve_mode(self, wanted: FeedForwardMode) -> FeedForwardMode:
+        """Exact where the file is in bundles, unless told otherwise; ConfigError with the cure."""
+        if self.manifest.layout is Layout.BUNDLES:
+            return FeedForwardMode.EXACT if wanted is FeedForwardMode.AUTO else wanted
+        if wanted is not FeedForwardMode.EXACT:
+            return FeedForwardMode.DENSE
+        if not self.is_sparse:
+            raise ConfigError(
+                f"--mode exact: {self.spec.feed_forward.name.lower()} activations are never "
+                f"exactly zero, so nothing could be left out; use --mode dense"
+            )
+        raise ConfigError(
+            f"--mode exact: {self.path} keeps its feed-forward weights as tiles; convert its "
+            f"source with --layout bundles, or use --mode dense"
+        )
+
     def reads(self, layout: ArenaLayout) -> Reads:
         """What must be read before the first step, and to where."""
         if self.header is None:
-            return [SectionRead(place.section, place.offset) for place in layout.resident]
+            sections = [SectionRead(place.section, place.offset) for place in layout.resident]
+            return [*sections, *(_bundle_reads(layout) if layout.bundles else [])]
         return [
             WeightRead(self.header.tensor(name), place.storage, place.offset, place.num_bytes)
             for name, place in layout.weights.items()
@@ -58,14 +82,37 @@ def open_source(path: Path) -> ModelSource:
     """Open a GGUF or a neuron-cluster file; nothing but its head is read."""
     if is_ncf(path):
         ncf = read_ncf(path)
-        if ncf.manifest.layout is not Layout.TILES:
-            raise UnsupportedError(
-                f"{path}: its feed-forward weights are stored as bundles, which this version "
-                f"cannot run; convert the model with --layout tiles"
-            )
+        if ncf.manifest.layout is Layout.BUNDLES:
+            neuron_rows(ncf.manifest)  # refuses layers that are not alike
         return ModelSource(path, spec_of(ncf), ncf.metadata, ncf.manifest, None)
     header = read_header(path)
     check_supported(header)
     spec = describe(header)
     plan = plan_gguf(header, spec, Layout.TILES, NcfSource("gguf", header.file_bytes, ""))
     return ModelSource(path, spec, header.metadata, plan.manifest, header)
+
+
+def _bundle_reads(layout: ArenaLayout) -> list[BundleRead]:
+    """The layers of a file in bundles that are resident; cached ones warm the cache evenly."""
+    bundles = layout.bundles
+    assert bundles is not None
+    cached = sum(layer.rows_are is RowsAre.CACHED for layer in bundles.layers)
+    warm = min(bundles.cold_slots // max(1, cached), bundles.rows.num_neurons)
+    return [
+        _bundle_read(layout, bundles, index, warm)
+        for index, layer in enumerate(bundles.layers)
+        if layer.rows_are is not RowsAre.STREAMED
+    ]
+
+
+def _bundle_read(layout: ArenaLayout, bundles: BundlePlan, index: int, warm: int) -> BundleRead:
+    layer, rows = bundles.layers[index], bundles.rows
+    is_cached = layer.rows_are is RowsAre.CACHED
+    return BundleRead(
+        section=layer.section, cols=rows.cols, decide_type=rows.decide_type,
+        decide_row=rows.decide_row, tiles_offset=layer.tiles_offset, read_begin=rows.read_begin,
+        slot_bytes=rows.slot_bytes, rows_offset=layer.rows_offset,
+        cache_offset=layout.at("boards.cache") if is_cached else 0,
+        slots_offset=bundles.slots_offset, first_neuron=index * rows.num_neurons,
+        num_warm=warm if is_cached else 0,
+    )  # fmt: skip

@@ -16,6 +16,7 @@ from polyneuron.io.ncf_format import round_up
 from polyneuron.kernels.arena import Arena, OpFlag, OpKind, Unit
 from polyneuron.model.spec import ModelSpec
 from polyneuron.planning.layout import ArenaLayout, WeightPlace
+from polyneuron.planning.row_program import add_row_feed_forward
 
 QUANT_BLOCK = 32
 
@@ -53,6 +54,19 @@ class StepOp:
     rope_layout: int = 0
     heads_per_unit: int = 0
     stream_index: int = 0
+    down_type: int = 0
+    row_stride: int = 0
+    gate_row: int = 0
+    up_row: int = 0
+    down_row: int = 0
+    first_neuron: int = 0
+    layer_neurons: int = 0
+    cluster_neurons: int = 0
+    clusters: int = 0
+    partials: int = 0
+    cache: int = 0
+    reads: int = 0
+    activity: int = 0
     eps: float = 0.0
     scale: float = 0.0
 
@@ -66,7 +80,7 @@ def write_program(arena: Arena, offset: int, ops: list[StepOp]) -> None:
 
 
 @dataclass(slots=True)
-class _Compiler:
+class Compiler:
     """Builds one program, op after op."""
 
     spec: ModelSpec
@@ -202,6 +216,11 @@ class _Compiler:
         return group if self.spec.num_kv_heads >= 4 * self.layout.config.num_workers else 1
 
     def feed_forward(self, layer: int) -> None:
+        if self.layout.bundles:
+            return add_row_feed_forward(self, self.layout.bundles, layer)
+        return self.tile_feed_forward(layer)
+
+    def tile_feed_forward(self, layer: int) -> None:
         prefix = f"blk.{layer}."
         up = self.weight(f"{prefix}ffn_up.weight")
         down = self.weight(f"{prefix}ffn_down.weight")
@@ -246,7 +265,7 @@ def _stacked(places: list[WeightPlace]) -> bool:
 
 def compile_program(spec: ModelSpec, layout: ArenaLayout, phase: Phase) -> list[StepOp]:
     """The ops of one forward pass in `phase`."""
-    ops = _Compiler(spec, layout, phase, []).compile()
+    ops = Compiler(spec, layout, phase, []).compile()
     if len(ops) > layout.max_ops:
         raise AssertionError(f"{len(ops)} ops, room for {layout.max_ops}")
     return ops

@@ -8,16 +8,19 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from polyneuron.config import FeedForwardMode
 from polyneuron.errors import ConfigError
 from polyneuron.io.ncf_format import Layout
 from polyneuron.model.convert import convert
 from polyneuron.model.locate import locate_model
-from tests.support.engines import GREEDY, PROMPT, open_engine, write_model
+from tests.support.engines import GREEDY, MODEL, PROMPT, open_engine, write_model
 from tests.support.memory_cgroup import MemoryCgroup, memory_cgroup
+from tests.support.tiny_gguf import write_tiny_gguf
 
 pytestmark = pytest.mark.ray
 
@@ -44,11 +47,38 @@ def ncf(gguf: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = replace(MODEL, family="bamboo", d_ff=608, tensor_type="Q4_0", tied_head=False)
+    folder = tmp_path_factory.mktemp("bundles")
+    gguf = write_tiny_gguf(folder / "sparse.gguf", model)
+    convert(gguf, folder / "sparse.ncf", layout=Layout.BUNDLES)
+    return folder / "sparse.ncf"
+
+
 class TestStreaming:
     def test_streamed_equals_resident_on_actors(self, gguf: Path, ncf: Path) -> None:
         resident = tokens_and_logits(gguf)
         assert tokens_and_logits(ncf, ffn_resident=0.0) == resident
         assert tokens_and_logits(ncf, ffn_resident=0.5, num_workers=1) == resident
+
+    def test_exact_equals_dense_on_actors(self, bundles: Path) -> None:
+        resident = tokens_and_logits(bundles, mode=FeedForwardMode.DENSE)
+        assert tokens_and_logits(bundles, mode=FeedForwardMode.EXACT) == resident
+        for share in (0.1, 0.4, 0.8):
+            assert tokens_and_logits(bundles, ffn_resident=share) == resident
+        assert tokens_and_logits(bundles, ffn_resident=0.4, num_workers=1) == resident
+
+    @pytest.mark.parametrize("who", ["worker", "I/O actor"])
+    def test_lost_process_changes_no_token(self, bundles: Path, who: str) -> None:
+        with open_engine(bundles, ffn_resident=0.5) as engine:
+            first = engine.generate(PROMPT, max_tokens=8, sampling=GREEDY)
+            is_worker = who == "worker"
+            pid = engine.executors()[0].pid if is_worker else engine.actors.pids[who]
+            os.kill(pid, signal.SIGKILL)
+            again = engine.generate(PROMPT, max_tokens=8, sampling=GREEDY)
+            assert again.tokens == first.tokens
+            assert again.logits_sha256 == first.logits_sha256
 
     def test_gguf_is_converted_once_where_it_must_stream(
         self, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

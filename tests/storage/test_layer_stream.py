@@ -122,7 +122,7 @@ class TestReads:
             sections = [place.section for place in engine.layout.streamed]
             broken = FaultDevice(device, Fault(FaultKind.EIO, 1, is_persistent=True))
             state = engine.arena.layer_stream(offset)
-            reader = LayerReader(broken, engine.arena, offset, sections)
+            reader = LayerReader(broken, engine.arena, offset, [sections])
             state.consumed = state.landed  # a buffer is free
             reader.run()
             assert state.error == errno.EIO

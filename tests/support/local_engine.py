@@ -19,21 +19,25 @@ from polyneuron.actors.coordinator import CoordinatorState, RequestStatus, StepP
 from polyneuron.actors.messages import SubmitRequest
 from polyneuron.actors.sequence_run import Mailbox, SequenceRun
 from polyneuron.actors.step_runner import StepRunner
-from polyneuron.config import EngineConfig
+from polyneuron.config import EngineConfig, Phase
 from polyneuron.errors import EngineError
+from polyneuron.io.arena_loader import read_all
 from polyneuron.io.block_device import BlockDevice
 from polyneuron.io.file_device import open_device
 from polyneuron.io.layer_reader import LayerReader
-from polyneuron.io.section_reader import SectionRead, read_sections
-from polyneuron.io.weight_reader import WeightRead, read_weights
+from polyneuron.io.neuron_reader import NeuronReader, open_neuron_device
+from polyneuron.io_report import LayerActivity, layer_activity
 from polyneuron.kernels import isa
 from polyneuron.kernels.arena import ServeStatus, Unit
+from polyneuron.kernels.neuron_cache import NeuronCache
 from polyneuron.model.sampling import SamplingParams
-from polyneuron.planning.layout import num_executors, plan_layout
+from polyneuron.planning.budget import fit
+from polyneuron.planning.layout import num_executors
 from polyneuron.planning.source import open_source
 
 SERVE_SLICE_NS = 1_000_000_000
 JOIN_TIMEOUT_S = 10.0
+AMPLE_BYTES = 8 << 30
 GREEDY = SamplingParams(temperature=0.0)
 SMALL = EngineConfig(num_ctx=256, num_workers=2, num_npu_threads=2, max_sequences=1)
 
@@ -66,10 +70,8 @@ class LocalEngine:
         self.source = open_source(Path(path))
         self.spec = self.source.spec
         self.config = replace(SMALL, **settings)
-        num_resident = None
-        if self.config.ffn_resident is not None:
-            num_resident = round(self.config.ffn_resident * self.spec.num_layers)
-        self.layout = plan_layout(self.source.manifest, self.spec, self.config, num_resident)
+        self.budget = fit(self.source, self.config, AMPLE_BYTES, 0)
+        self.layout = self.budget.layout
         self.plans: list[StepPlan] = []
         """Every step performed so far."""
         self.step_ns: list[int] = []
@@ -92,27 +94,29 @@ class LocalEngine:
             )
             for index, unit in enumerate(units)
         ]
-        if self.layout.streamed:
+        if self.layout.is_streaming:
             self._threads.append(threading.Thread(target=self._stream, daemon=True))
+        if self.layout.has_neuron_cache:
+            self._threads.append(threading.Thread(target=self._read_neurons, daemon=True))
         for thread in self._threads:
             thread.start()
 
     def _read_weights(self) -> None:
-        reads = self.source.reads(self.layout)
-        path = self.source.path
-        sections = [read for read in reads if isinstance(read, SectionRead)]
-        weights = [read for read in reads if isinstance(read, WeightRead)]
-        if sections:
-            self.read_report = read_sections(path, sections, self.arena, lambda _: None)
-        else:
-            self.read_report = read_weights(path, weights, self.arena, lambda _: None)
+        reads, path = self.source.reads(self.layout), self.source.path
+        self.read_report = read_all(path, reads, self.arena, lambda _: None)
 
     def _stream(self) -> None:
         """Fill the stage buffers until the stream stops."""
-        sections = [place.section for place in self.layout.streamed]
+        schedules = [self.layout.loads(phase) for phase in (Phase.PREFILL, Phase.DECODE)]
         offset = self.layout.at("boards.stream")
         with open_device(self.source.path) as device:
-            LayerReader(self._wrap(device), self.arena, offset, sections).run()
+            LayerReader(self._wrap(device), self.arena, offset, schedules).run()
+
+    def _read_neurons(self) -> None:
+        """Perform the reads executors order until the ring stops."""
+        offset = self.layout.at("boards.reads")
+        with open_neuron_device(self.source.path, self.arena, offset) as device:
+            NeuronReader(self._wrap(device), self.arena, offset).run()
 
     def _serve(self, executor: int, generation: int) -> None:
         while self.arena.serve(executor, generation, SERVE_SLICE_NS) is ServeStatus.SLICE:
@@ -187,10 +191,20 @@ class LocalEngine:
             raise EngineError(f"executor threads {ended} have ended inside a step")
         return False
 
+    def cache(self) -> NeuronCache:
+        """The neuron cache in the arena."""
+        return NeuronCache(self.arena.address + self.layout.at("boards.cache"))
+
+    def activity(self) -> list[LayerActivity]:
+        """As `Engine.activity`."""
+        return layer_activity(self.arena, self.layout)
+
     def close(self) -> None:
         """Let every executor leave and give the arena back."""
-        if self.layout.streamed:
+        if self.layout.is_streaming:
             self.arena.stop_stream(self.layout.at("boards.stream"))
+        if self.layout.has_neuron_cache:
+            self.arena.stop_neuron_reads(self.layout.at("boards.reads"))
         self.arena.stop()
         for thread in self._threads:
             thread.join(JOIN_TIMEOUT_S)

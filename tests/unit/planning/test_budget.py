@@ -13,6 +13,7 @@ from polyneuron.config import EngineConfig
 from polyneuron.errors import ConfigError
 from polyneuron.kernels.arena import MAX_EXECUTORS
 from polyneuron.planning.budget import fit, private_estimate, resolve_config
+from polyneuron.planning.bundles import Residency
 from polyneuron.planning.layout import plan_layout
 from polyneuron.planning.source import ModelSource, open_source
 from tests.support.families import gguf_path
@@ -26,9 +27,9 @@ def make_source() -> ModelSource:
     return open_source(Path(gguf_path("llama_tied")))
 
 
-def arena_bytes(num_resident: int | None = None) -> int:
+def arena_bytes(num_resident: int) -> int:
     source = make_source()
-    return plan_layout(source.manifest, source.spec, CONFIG, num_resident).num_bytes
+    return plan_layout(source.manifest, source.spec, CONFIG, Residency(num_resident)).num_bytes
 
 
 class TestFit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -11,17 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyneuron.config import EngineConfig
-from polyneuron.errors import UnsupportedError
 from polyneuron.io.ncf_format import LINE_BYTES, Layout
 from polyneuron.kernels.arena import HEADER_BYTES, PAGE_BYTES
 from polyneuron.kernels.quant import TILE_ROWS, tile_bytes
 from polyneuron.model.convert import convert
+from polyneuron.planning.bundles import Residency, RowsAre, spread
 from polyneuron.planning.layout import (
     REGIONS,
     ArenaLayout,
     num_executors,
     plan_layout,
-    streamed_layers,
 )
 from polyneuron.planning.source import open_source
 from tests.support.families import FAMILY_CASES, gguf_path
@@ -44,7 +44,12 @@ def make_layout(
     case: str = "llama_tied", config: EngineConfig = CONFIG, num_resident: int | None = None
 ) -> ArenaLayout:
     source = open_source(Path(gguf_path(case)))
-    return plan_layout(source.manifest, source.spec, config, num_resident)
+    return plan_layout(
+        source.manifest,
+        source.spec,
+        config,
+        None if num_resident is None else Residency(num_resident),
+    )
 
 
 def check(layout: ArenaLayout) -> None:
@@ -100,15 +105,30 @@ class TestResidency:
         assert all(place.offset % PAGE_BYTES == 0 for place in layout.sections)
 
     def test_streamed_layers_are_spread(self) -> None:
-        assert streamed_layers(8, 4) == [1, 3, 5, 7]
-        assert streamed_layers(4, 4) == []
-        assert streamed_layers(3, 0) == [0, 1, 2]
+        assert spread(8, 4) == [1, 3, 5, 7]
+        assert spread(4, 4) == []
+        assert spread(3, 0) == [0, 1, 2]
 
-    def test_bundles_are_refused_by_name(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        "residency",
+        [Residency(0), Residency(1), Residency(2), Residency(1, 64), Residency(2, 100)],
+        ids=str,
+    )
+    def test_bundles_are_laid_out_apart(self, tmp_path: Path, residency: Residency) -> None:
         path = tmp_path / "bundles.ncf"
         convert(Path(gguf_path("bamboo")), path, layout=Layout.BUNDLES)
-        with pytest.raises(UnsupportedError, match=r"bundles\.ncf: .*--layout tiles"):
-            open_source(path)
+        source = open_source(path)
+        layout = plan_layout(source.manifest, source.spec, CONFIG, residency)
+        check(layout)
+        bundles = layout.bundles
+        assert bundles is not None
+        kinds = Counter(layer.rows_are for layer in bundles.layers)
+        kept = RowsAre.CACHED if residency.cold_slots else RowsAre.HOT
+        assert kinds[kept] == residency.num_resident
+        assert kinds[RowsAre.STREAMED] == 2 - residency.num_resident
+        slots = layout.spans["cold.slots"]
+        assert slots.num_bytes == residency.cold_slots * bundles.rows.slot_bytes
+        assert layout.has_neuron_cache == (residency.cold_slots > 0)
 
 
 class TestLayout:

@@ -10,6 +10,7 @@ from polyneuron.config import EngineConfig, Phase
 from polyneuron.io.ncf_format import round_up
 from polyneuron.kernels.arena import OpFlag, OpKind, Unit
 from polyneuron.model.spec import ModelSpec
+from polyneuron.planning.bundles import Residency
 from polyneuron.planning.layout import ArenaLayout, plan_layout
 from polyneuron.planning.source import open_source
 from polyneuron.planning.step_program import StepOp, compile_program
@@ -26,7 +27,12 @@ def make_program(
 ) -> Program:
     config = EngineConfig(num_ctx=64, num_workers=2, num_npu_threads=num_npu_threads, max_tokens=8)
     source = open_source(path)
-    layout = plan_layout(source.manifest, source.spec, config, num_resident)
+    layout = plan_layout(
+        source.manifest,
+        source.spec,
+        config,
+        Residency(num_resident) if num_resident is not None else None,
+    )
     return source.spec, layout, compile_program(source.spec, layout, phase)
 
 

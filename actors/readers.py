@@ -1,0 +1,65 @@
+"""The I/O actor's endless readers as the coordinator sees them: started, watched, ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+from polyneuron.config import Phase
+from polyneuron.errors import EngineError
+from polyneuron.kernels.arena import Arena
+from polyneuron.planning.layout import ArenaLayout
+
+END_TIMEOUT_S = 30.0
+
+
+class Readers:
+    """The layer reader, where layers are streamed, and the neuron reader, where neurons are."""
+
+    def __init__(self, arena: Arena, layout: ArenaLayout, io_actor: Any) -> None:
+        self._arena, self._layout, self._io_actor = arena, layout, io_actor
+        self._running: list[Any] = []
+        """References that are ready when a reader has ended."""
+
+    def start(self) -> None:
+        """Have the I/O actor read: layers from the first load on, neurons as they are ordered."""
+        if self._layout.is_streaming:
+            offset = self._layout.at("boards.stream")
+            self._arena.layer_stream(offset).stop = 0
+            phases = (Phase.PREFILL, Phase.DECODE)
+            schedules = [list(self._layout.loads(phase)) for phase in phases]
+            self._running.append(self._io_actor.stream.remote(offset, schedules))
+        if self._layout.has_neuron_cache:
+            offset = self._layout.at("boards.reads")
+            reads = self._arena.neuron_reads(offset)
+            reads.stop = reads.error = 0
+            self._running.append(self._io_actor.read_neurons.remote(offset))
+
+    def have_ended(self) -> bool:
+        """Whether one of them ended by itself, or its process was lost."""
+        return bool(self._running) and bool(ray.wait(self._running, timeout=0)[0])
+
+    def error(self) -> int:
+        """The errno that ended one of them, 0 when none did."""
+        error = 0
+        if self._layout.is_streaming:
+            error = int(self._arena.layer_stream(self._layout.at("boards.stream")).error)
+        if self._layout.has_neuron_cache:
+            error = error or int(self._arena.neuron_reads(self._layout.at("boards.reads")).error)
+        return error
+
+    def stop(self) -> None:
+        """Tell them to leave."""
+        if self._layout.is_streaming:
+            self._arena.stop_stream(self._layout.at("boards.stream"))
+        if self._layout.has_neuron_cache:
+            self._arena.stop_neuron_reads(self._layout.at("boards.reads"))
+
+    def end(self) -> None:
+        """Stop them and wait: afterwards nothing lands in the arena any more."""
+        self.stop()
+        _, others = ray.wait(self._running, num_returns=len(self._running), timeout=END_TIMEOUT_S)
+        if others:
+            raise EngineError(f"a reader of the model file did not stop in {END_TIMEOUT_S:.0f} s")
+        self._running = []

@@ -1,0 +1,272 @@
+"""Neuron-major layers in the arena: rows that stay, are cached, or pass through (DESIGN §5).
+
+A neuron is decided by its gate row, or by its up row where the family has no gate. A resident layer
+keeps its deciding rows as tiles; its other rows lie in slots, all of them (hot) or those that were
+needed lately (cached). A streamed layer passes through the stage buffers piece by piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from polyneuron.config import FeedForwardMode, Phase
+from polyneuron.errors import UnsupportedError
+from polyneuron.io.ncf_format import (
+    BUNDLE_ALIGN,
+    PAGE_BYTES,
+    BundleShape,
+    NcfManifest,
+    NcfSection,
+    NcfTensor,
+    round_up,
+)
+from polyneuron.kernels.quant import TILE_ROWS, StorageType, num_tiles, tile_bytes
+
+CLUSTERS_PER_LAYER = 32
+"""About so many tasks a layer: enough to share among cores, few enough partial sums to merge."""
+MAX_CLUSTER_NEURONS = 1024  # as in engine_api.h
+PIECE_BYTES = 8 << 20
+"""About so much of a layer passes through the stage at once."""
+CACHE_LINE_BYTES = 64
+
+
+class RowsAre(StrEnum):
+    """Where a layer's rows are while tokens are computed."""
+
+    HOT = "hot"
+    CACHED = "cached"
+    STREAMED = "streamed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeuronRows:
+    """How one neuron's rows lie in its bundle, and which part of it a slot holds; in bytes."""
+
+    num_neurons: int
+    cols: int
+    bundle_bytes: int
+    decide_type: StorageType
+    up_type: StorageType
+    down_type: StorageType
+    decide_row: int
+    up_row: int
+    down_row: int
+    read_begin: int
+    """A slot holds the bundle from here on: what is not needed to decide."""
+    slot_bytes: int
+
+    @property
+    def cluster_neurons(self) -> int:
+        """Neurons of one task; part of the summation order, so it depends on the model alone."""
+        wanted = round_up(-(-self.num_neurons // CLUSTERS_PER_LAYER), TILE_ROWS)
+        return min(wanted, MAX_CLUSTER_NEURONS)
+
+    @property
+    def num_clusters(self) -> int:
+        """Clusters of a layer."""
+        return -(-self.num_neurons // self.cluster_neurons)
+
+    @property
+    def decide_tile_bytes(self) -> int:
+        """One tile of deciding rows."""
+        return tile_bytes(self.decide_type, self.cols)
+
+    @property
+    def decide_bytes(self) -> int:
+        """A layer's deciding rows as tiles."""
+        return num_tiles(self.num_neurons) * self.decide_tile_bytes
+
+    @property
+    def scratch_bytes(self) -> int:
+        """What an executor needs to turn rows into tiles."""
+        return self.decide_tile_bytes + tile_bytes(self.up_type, self.cols)
+
+    @property
+    def resident_bytes(self) -> int:
+        """A whole layer in memory."""
+        return self.decide_bytes + self.num_neurons * self.slot_bytes
+
+    @property
+    def piece_neurons(self) -> int:
+        """Neurons that pass through a stage buffer together: whole clusters."""
+        cluster_bytes = self.cluster_neurons * self.bundle_bytes
+        return self.cluster_neurons * max(1, PIECE_BYTES // cluster_bytes)
+
+    @property
+    def piece_bytes(self) -> int:
+        """The longest piece."""
+        return round_up(min(self.piece_neurons, self.num_neurons) * self.bundle_bytes, PAGE_BYTES)
+
+    def pieces(self) -> list[range]:
+        """The neurons of each piece."""
+        step = self.piece_neurons
+        return [
+            range(first, min(first + step, self.num_neurons))
+            for first in range(0, self.num_neurons, step)
+        ]
+
+
+def neuron_rows(manifest: NcfManifest) -> NeuronRows:
+    """The rows of a file in bundles; UnsupportedError when its layers are not alike."""
+    layers = [_layer_rows(manifest, index) for index in range(1, len(manifest.sections))]
+    if any(rows != layers[0] for rows in layers):
+        raise UnsupportedError(
+            "the feed-forward layers are stored in different types, which bundles cannot be run "
+            "with: convert the model with --layout tiles"
+        )
+    return layers[0]
+
+
+def _layer_rows(manifest: NcfManifest, section_index: int) -> NeuronRows:
+    shape = manifest.sections[section_index].bundles
+    assert shape is not None
+    tensors = {t.role: t for t in manifest.tensors if t.section_index == section_index}
+    up, down = tensors["ffn_up"], tensors["ffn_down"]
+    decide = tensors.get("ffn_gate", up)
+    begin = shape.down_offset if shape.gate_offset is None else shape.up_offset
+    begin = begin // BUNDLE_ALIGN * BUNDLE_ALIGN
+    return NeuronRows(
+        num_neurons=shape.num_neurons,
+        cols=up.cols,
+        bundle_bytes=shape.bundle_bytes,
+        decide_type=_storage(decide),
+        up_type=_storage(up),
+        down_type=_storage(down),
+        decide_row=shape.up_offset if shape.gate_offset is None else shape.gate_offset,
+        up_row=shape.up_offset,
+        down_row=shape.down_offset,
+        read_begin=begin,
+        slot_bytes=_end(shape, down) - begin,
+    )
+
+
+def _storage(tensor: NcfTensor) -> StorageType:
+    assert tensor.storage is not None
+    return tensor.storage
+
+
+def _end(shape: BundleShape, down: NcfTensor) -> int:
+    """Where the last row of a bundle ends, in whole sectors."""
+    end = shape.down_offset + down.num_bytes // down.rows
+    return min(round_up(end, BUNDLE_ALIGN), shape.bundle_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """How much of the feed-forward weights stays."""
+
+    num_resident: int
+    """Layers in memory: whole, or with their deciding rows when there are cold slots."""
+    cold_slots: int = 0
+    """Slots that the resident layers' other rows share; 0: those rows are all in memory."""
+
+
+def choose_residency(
+    rows: NeuronRows, mode: FeedForwardMode, num_layers: int, room: int
+) -> Residency:
+    """What to keep in `room` bytes, when not everything fits.
+
+    Deciding rows come first: without them a layer must be read whole for every token. The cold
+    region holds at least every neuron of a layer, so a step always finds slots.
+    """
+    if mode is FeedForwardMode.DENSE:
+        return Residency(max(0, min(num_layers, room // rows.resident_bytes)))
+    if room >= num_layers * rows.resident_bytes:
+        return Residency(num_layers)
+    least = rows.num_neurons * rows.slot_bytes
+    num_resident = min(num_layers, max(0, room - least) // rows.decide_bytes)
+    if num_resident == 0:
+        return Residency(0)
+    slots = (room - num_resident * rows.decide_bytes) // rows.slot_bytes
+    return Residency(num_resident, min(slots, num_resident * rows.num_neurons))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerRows:
+    """One layer in the arena; offsets are 0 where nothing is."""
+
+    section: NcfSection
+    rows_are: RowsAre
+    tiles_offset: int
+    """Of its deciding rows."""
+    rows_offset: int
+    """Of its pinned rows."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BundlePlan:
+    """A model's neuron-major layers in the arena."""
+
+    rows: NeuronRows
+    mode: FeedForwardMode
+    layers: tuple[LayerRows, ...]
+    cold_slots: int
+    slots_offset: int
+
+    @property
+    def resident_bytes(self) -> int:
+        """Feed-forward bytes in memory."""
+        resident = [layer for layer in self.layers if layer.rows_are is not RowsAre.STREAMED]
+        hot = [layer for layer in resident if layer.rows_are is RowsAre.HOT]
+        rows = self.rows
+        pinned = len(hot) * rows.num_neurons * rows.slot_bytes
+        return len(resident) * rows.decide_bytes + pinned + self.cold_slots * rows.slot_bytes
+
+    @property
+    def layer_bytes(self) -> int:
+        """A layer in the file."""
+        return self.rows.num_neurons * self.rows.bundle_bytes
+
+    def is_streamed(self, layer: int, phase: Phase) -> bool:
+        """Whether a layer's bundles pass through the stage in that phase."""
+        rows_are = self.layers[layer].rows_are
+        if phase is Phase.PREFILL:  # a prompt activates nearly every neuron
+            return rows_are is not RowsAre.HOT
+        return rows_are is RowsAre.STREAMED
+
+    def loads(self, phase: Phase) -> tuple[NcfSection, ...]:
+        """What passes through the stage in one pass of a phase, piece by piece."""
+        return tuple(
+            _piece(self.layers[layer].section, self.rows, piece)
+            for layer in range(len(self.layers))
+            if self.is_streamed(layer, phase)
+            for piece in self.rows.pieces()
+        )
+
+    def first_load(self, phase: Phase, layer: int) -> int:
+        """The stream index of a streamed layer's first piece."""
+        before = sum(self.is_streamed(index, phase) for index in range(layer))
+        return before * len(self.rows.pieces()) + 1
+
+
+def _piece(section: NcfSection, rows: NeuronRows, piece: range) -> NcfSection:
+    """A run of bundles as a section of its own, without checksums."""
+    start = piece.start * rows.bundle_bytes
+    num_bytes = min(round_up(len(piece) * rows.bundle_bytes, PAGE_BYTES), section.num_bytes - start)
+    name = f"{section.name}[{piece.start}:{piece.stop}]"
+    return NcfSection(name, section.kind, section.offset + start, num_bytes, np.zeros(0, np.uint32))
+
+
+def ring_places(cold_slots: int) -> int:
+    """Places of the ring of reads: a power of two, at least one for each slot."""
+    return 1 << max(0, cold_slots - 1).bit_length()
+
+
+def cluster_bytes(rows: NeuronRows) -> int:
+    """The decode ops' lists: work of each cluster, active neurons and places of their rows."""
+    padded = rows.num_clusters * rows.cluster_neurons
+    return rows.num_clusters * CACHE_LINE_BYTES + 2 * 4 * padded
+
+
+def spread(num_layers: int, num_resident: int) -> Sequence[int]:
+    """Which layers are not resident: spread evenly, so that reads and computing overlap evenly."""
+    others = num_layers - num_resident
+    return [
+        layer
+        for layer in range(num_layers)
+        if (layer + 1) * others // num_layers > layer * others // num_layers
+    ]
