@@ -247,9 +247,9 @@ def random_rows(
     key: int, row_ids: npt.NDArray[np.uint32], row_words: int
 ) -> npt.NDArray[np.uint64]:
     """Rows (num_rows, row_words) of the stream `key`: SplitMix64 of each word's number."""
-    word = row_ids.astype(np.uint64)[:, np.newaxis] * np.uint64(row_words)
-    word = word + np.arange(row_words, dtype=np.uint64)
-    z: npt.NDArray[np.uint64] = np.uint64(key) + word * GOLDEN_GAMMA
+    first = row_ids.astype(np.uint64)[:, np.newaxis] * np.uint64(row_words)
+    word = np.add(first, np.arange(row_words), dtype=np.uint64, casting="unsafe")
+    z = word * GOLDEN_GAMMA + np.array(key, np.uint64)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: npt.NDArray[np.uint64] = z ^ (z >> np.uint64(31))
