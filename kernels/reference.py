@@ -14,6 +14,7 @@ from polyneuron.kernels.gemv import FeedForwardKind, RopeLayout
 from polyneuron.kernels.quant import BLOCK_COLS, TILE_ROWS, StorageType
 
 LANES = 16
+GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 HALF_MAX = np.float32(65504.0)
 ACT_AMAX_MIN = np.float32(2.0**-120)
 EXP_MIN, EXP_MAX = np.float32(-87.0), np.float32(89.0)
@@ -240,3 +241,16 @@ def attention_heads(q: F32, keys: F32, values: F32, scale: float) -> F32:
             acc = acc + power * value
         out[head] = acc / lane_sum(powers)
     return out
+
+
+def random_rows(
+    key: int, row_ids: npt.NDArray[np.uint32], row_words: int
+) -> npt.NDArray[np.uint64]:
+    """Rows (num_rows, row_words) of the stream `key`: SplitMix64 of each word's number."""
+    first = row_ids.astype(np.uint64)[:, np.newaxis] * np.uint64(row_words)
+    word = np.add(first, np.arange(row_words), dtype=np.uint64, casting="unsafe")
+    z = word * GOLDEN_GAMMA + np.array(key, np.uint64)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: npt.NDArray[np.uint64] = z ^ (z >> np.uint64(31))
+    return mixed

@@ -41,6 +41,7 @@ LAYERS = (
     {"kernels"},
     {"io"},
     {"model"},
+    {"synth"},
     {"planning"},
     {"actors"},
     {"", "engine", "mode"},  # the package itself only re-exports the engine

@@ -129,3 +129,9 @@ int pack_tiles_q4m_parts(void *tiles, const uint8_t *quants, const uint16_t *sca
  * where it has one / always by tables. */
 uint32_t crc32c(uint32_t crc, const void *bytes, size_t num_bytes);
 uint32_t crc32c_portable(uint32_t crc, const void *bytes, size_t num_bytes);
+
+/* Random rows of row_words 64-bit words, row_stride_bytes apart, at any address. Row `id` of the
+ * stream named `key` is words id * row_words and following of SplitMix64 (Steele, Lea, Flood 2014)
+ * with the word's number as its counter. */
+void random_rows(void *out, size_t row_stride_bytes, const uint32_t *row_ids, size_t num_rows,
+                 size_t row_words, uint64_t key);

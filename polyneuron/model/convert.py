@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,25 +15,22 @@ from polyneuron.io.file_device import open_device
 from polyneuron.io.file_kind import is_ncf
 from polyneuron.io.gguf_file import GgufHeader, check_supported, read_header
 from polyneuron.io.ncf_format import Layout, NcfSource, NcfTensor
-from polyneuron.io.ncf_pieces import READ_BYTES, RECIPE, PieceMaker, cut_pieces, source_ranges
-from polyneuron.io.ncf_reader import read_ncf
-from polyneuron.io.ncf_writer import (
-    NcfPlan,
-    NcfWriter,
-    check_free_space,
-    encode_head,
-    journal_path,
-    partial_path,
-    stripped,
+from polyneuron.io.ncf_pieces import (
+    READ_BYTES,
+    RECIPE,
+    MadePiece,
+    PieceMaker,
+    cut_pieces,
+    source_ranges,
 )
+from polyneuron.io.ncf_reader import read_ncf
+from polyneuron.io.ncf_writer import NcfPlan
 from polyneuron.io.read_ahead import read_ahead
-from polyneuron.io.write_journal import remove_stale
 from polyneuron.model.architecture import describe
+from polyneuron.model.ncf_output import Progress, write_ncf
 from polyneuron.model.ncf_plan import NeuronOrder, choose_layout, plan_gguf
 
 SOURCES = "a GGUF in one file (F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K to Q6_K)"
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +69,26 @@ def convert(
     seen = os.stat(source)
     origin = NcfSource("gguf", header.file_bytes, content_key(header))
     plan = plan_gguf(header, spec, chosen, origin, order)
-    _check_output(output)
-    if output.exists() and not force:
-        return _existing(output, plan)
-    check_free_space(output, plan.file_bytes)
-    with NcfWriter(output, plan, f"{RECIPE} {READ_BYTES}", on_wait) as writer:
-        if output.exists() and not force:  # made by another process while this one waited
-            writer.give_up()
-            return _existing(output, plan)
-        writer.resume(progress)
-        resumed = writer.num_bytes
-        _write_pieces(header, plan, writer, progress)
+
+    def check_source() -> None:
         now = os.stat(source)
         if (now.st_size, now.st_mtime_ns) != (seen.st_size, seen.st_mtime_ns):
-            writer.give_up()
             raise FormatError(f"{source}: changed while it was converted; run it again")
-        writer.finish()
-    return _report(output, plan, resumed, was_there=False)
+
+    written = write_ncf(
+        output,
+        plan,
+        f"{RECIPE} {READ_BYTES}",
+        lambda first: _pieces(header, plan, first, output.parent),
+        force=force,
+        progress=progress,
+        on_wait=on_wait,
+        check_end=check_source,
+    )
+    lossy = tuple(tensor for tensor in read_ncf(output).tensors if not tensor.is_lossless)
+    return ConvertReport(
+        output, chosen, plan.file_bytes, written.resumed_bytes, written.was_there, lossy
+    )
 
 
 def open_source(source: Path) -> GgufHeader:
@@ -105,48 +105,15 @@ def open_source(source: Path) -> GgufHeader:
     return header
 
 
-def _check_output(output: Path) -> None:
-    if output.is_dir():
-        raise ConfigError(f"{output}: a folder; give the name of the file to write")
-    if not output.parent.is_dir():
-        raise ConfigError(f"{output.parent}: no such folder; make it first")
-
-
-def _existing(output: Path, plan: NcfPlan) -> ConvertReport:
-    """The report of an output that is this conversion already; ConfigError when it is not."""
-    try:
-        manifest = stripped(read_ncf(output).manifest)
-        is_same = encode_head(manifest, plan.data_offset, plan.file_bytes) == encode_head(
-            plan.manifest, plan.data_offset, plan.file_bytes
-        )
-    except (FormatError, ValueError):
-        is_same = False
-    if not is_same:
-        raise ConfigError(
-            f"{output}: exists and holds something else; give another name, or --force to "
-            "replace it"
-        )
-    remove_stale(journal_path(output), partial_path(output))
-    return _report(output, plan, plan.file_bytes - plan.data_offset, was_there=True)
-
-
-def _write_pieces(header: GgufHeader, plan: NcfPlan, writer: NcfWriter, progress: Progress) -> None:
-    total = plan.file_bytes - plan.data_offset
+def _pieces(header: GgufHeader, plan: NcfPlan, first: int, spill: Path) -> Iterator[MadePiece]:
+    """The pieces of a conversion, from that number on."""
     manifest, tensors = plan.manifest, header.by_name
-    pieces = list(itertools.islice(cut_pieces(manifest, tensors), writer.num_pieces, None))
+    pieces = list(itertools.islice(cut_pieces(manifest, tensors), first, None))
     ranges = list(source_ranges(pieces, manifest, tensors))
     with open_device(header.path) as device, closing(read_ahead(device, ranges)) as views:
-        maker = PieceMaker(header, manifest, views, writer.output.parent)
+        maker = PieceMaker(header, manifest, views, spill)
         try:
             for piece in pieces:
-                made = maker.make(piece)
-                writer.write_piece(made.data, made.errors)
-                progress(writer.num_bytes, total)
+                yield maker.make(piece)
         finally:
             maker.close()
-
-
-def _report(output: Path, plan: NcfPlan, resumed: int, *, was_there: bool) -> ConvertReport:
-    tensors = read_ncf(output).tensors
-    lossy = tuple(tensor for tensor in tensors if not tensor.is_lossless)
-    return ConvertReport(output, plan.manifest.layout, plan.file_bytes, resumed, was_there, lossy)

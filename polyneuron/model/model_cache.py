@@ -21,7 +21,8 @@ from polyneuron.io.gguf_file import GgufHeader
 from polyneuron.io.ncf_format import VERSION, Layout
 from polyneuron.io.ncf_pieces import RECIPE
 from polyneuron.io.ncf_reader import read_ncf
-from polyneuron.model.convert import Progress, convert, open_source
+from polyneuron.model.convert import convert, open_source
+from polyneuron.model.ncf_output import Progress
 
 KEY_DIGITS = 16
 

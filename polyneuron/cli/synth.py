@@ -1,0 +1,100 @@
+"""`polyneuron synth`: a model file of random weights with a real model's shape."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from polyneuron.cli.convert import LayoutChoice, note, note_wait
+from polyneuron.cli.options import option
+from polyneuron.cli.progress import LoadProgress
+
+if TYPE_CHECKING:
+    from polyneuron.synth.write import SynthReport
+
+SHAPE = "Changes to the shape"
+
+
+class Quant(StrEnum):
+    """What `--quant` takes."""
+
+    Q4 = "q4"
+    Q8 = "q8"
+    F16 = "f16"
+
+
+def synth(
+    shape: Annotated[
+        str,
+        typer.Argument(
+            help="bamboo-7b, turbosparse-mistral-7b (dReLU), mistral-7b, llama-13b, smollm2-135m"
+        ),
+    ],
+    output: Annotated[Path, option("--output", "-o", text="the .ncf file to write")],
+    sparsity: Annotated[
+        float | None,
+        option("--sparsity", text="share of neurons a token leaves inactive; 0.9 with dReLU"),
+    ] = None,
+    seed: Annotated[int, option("--seed", "-s", text="the same seed gives the same bytes")] = 0,
+    layout: Annotated[
+        LayoutChoice, option("--layout", text="auto: bundles with dReLU, else tiles")
+    ] = LayoutChoice.AUTO,
+    quant: Annotated[Quant, option("--quant", text="type of the matrices")] = Quant.Q4,
+    hot_first: Annotated[
+        bool, option("--hot-first", text="bundles hottest first, as a profile would order them")
+    ] = False,
+    layers: Annotated[int | None, option("--layers", panel=SHAPE, text="layers")] = None,
+    d_model: Annotated[int | None, option("--d-model", panel=SHAPE, text="width")] = None,
+    d_ff: Annotated[int | None, option("--d-ff", panel=SHAPE, text="neurons a layer")] = None,
+    heads: Annotated[int | None, option("--heads", panel=SHAPE, text="attention heads")] = None,
+    kv_heads: Annotated[
+        int | None, option("--kv-heads", panel=SHAPE, text="key-value heads")
+    ] = None,
+    vocab: Annotated[int | None, option("--vocab", panel=SHAPE, text="tokens")] = None,
+    force: Annotated[bool, option("--force", text="replace an output that differs")] = False,
+) -> None:
+    """Write random weights with a real model's shape and sparsity, to try a machine with."""
+    from polyneuron.io.ncf_format import Layout
+    from polyneuron.synth.shapes import shape_spec
+    from polyneuron.synth.write import SynthSettings, synthesize
+
+    spec = shape_spec(
+        shape,
+        num_layers=layers,
+        d_model=d_model,
+        d_ff=d_ff,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        vocab_size=vocab,
+    )
+    settings = SynthSettings(
+        spec=spec,
+        quant=quant.value,
+        sparsity=sparsity,
+        seed=seed,
+        layout=None if layout is LayoutChoice.AUTO else Layout(layout.value),
+        is_hot_first=hot_first,
+    )
+    started = time.monotonic()
+    with LoadProgress(f"writing {output.name}") as progress:
+        report = synthesize(settings, output, force=force, progress=progress, on_wait=note_wait)
+    note_report(report, time.monotonic() - started)
+
+
+def note_report(report: SynthReport, seconds: float) -> None:
+    """What was written, and how fast."""
+    mib = report.file_bytes / 2**20
+    if report.was_there:
+        note(f"{report.output}: written before, {mib:,.1f} MiB; nothing to do")
+        return
+    rate = (report.file_bytes - report.resumed_bytes) / 1e6 / max(seconds, 1e-9)
+    resumed = report.resumed_bytes >> 20
+    kept = f", {resumed:,} MiB of them from an earlier run" if resumed else ""
+    note(
+        f"{report.output}: {mib:,.1f} MiB in {report.layout}{kept}, "
+        f"{seconds:.1f} s, {rate:,.0f} MB/s"
+    )

@@ -1,0 +1,1 @@
+"""Model files of random weights: real models' shapes with planted sparsity (docs/SYNTH.md)."""

@@ -1,0 +1,172 @@
+"""What each matrix of a model with planted sparsity is made of; docs/SYNTH.md derives it.
+
+Columns 0 to 31 of the residual stream hold a constant in every layer: embeddings set it, and no
+attention output and no down row writes there. A row's values in those columns are its bias.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyneuron.kernels.quant import BLOCK_COLS
+from polyneuron.kernels.random_rows import random_bytes
+from polyneuron.model.rope import rope_frequencies
+from polyneuron.model.spec import ModelSpec
+from polyneuron.synth.rates import gate_thresholds, squared_activation, up_shift
+from polyneuron.synth.recipe import Recipe, stream_key
+
+CONSTANT = 1.0
+"""The constant columns' value in the residual stream; the others begin with a variance of 1."""
+ATTENTION_VARIANCE = 0.4
+"""What all attention layers together add to it."""
+FEED_FORWARD_VARIANCE = 0.5
+RECENCY = 1.5
+"""Attention falls with this power of the distance, about."""
+RANDOM_QUERY_STD = 0.3
+LOGIT_STD = 2.0
+WINDOW = 512
+"""Positions over which attention's averaging is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamScales:
+    """The residual stream where one layer reads it: rms of its varying columns, and its norm."""
+
+    attention_rms: float
+    attention_norm: float
+    feed_forward_rms: float
+    feed_forward_norm: float
+
+
+class Planting:
+    """Recipes of a model's matrices by layer and role."""
+
+    def __init__(self, spec: ModelSpec, sparsity: float, seed: int) -> None:
+        self.spec = spec
+        self.sparsity = sparsity
+        self._seed = seed
+        self._varying = spec.d_model - BLOCK_COLS
+        self._scales = self._stream_scales()
+        self._query = math.sqrt(2.0 * RECENCY * math.log(spec.rope.base) / spec.head_dim**0.5)
+        self._averaging = self._attention_averaging()
+
+    def hottest_first(self, layer_id: int) -> NDArray[np.uint32]:
+        """The layer's neurons (d_ff) in the order of their rates."""
+        key = stream_key(self._seed, f"blk.{layer_id}.neuron_order")
+        order = np.argsort(random_bytes(key, 8 * self.spec.d_ff).view(np.uint64), kind="stable")
+        return order.astype(np.uint32)
+
+    def recipe(self, layer_id: int | None, role: str) -> Recipe:
+        """What a matrix is made of."""
+        spread = 1.0 / math.sqrt(self._varying)
+        if layer_id is None:
+            is_head = role == "output"
+            std = LOGIT_STD * spread if is_head else 1.0
+            return Recipe(std, self._bias(self.spec.vocab_size, 0.0 if is_head else CONSTANT))
+        scales = self._scales[layer_id]
+        match role:
+            case "attn_q":
+                return Recipe(
+                    RANDOM_QUERY_STD * spread, self._position_bias(scales, self.spec.q_dim)
+                )
+            case "attn_k":
+                return Recipe(
+                    RANDOM_QUERY_STD * spread, self._position_bias(scales, self.spec.kv_dim)
+                )
+            case "attn_v":
+                return Recipe(spread, self._bias(self.spec.kv_dim, 0.0))
+            case "attn_output":
+                return Recipe(self._output_std(scales), None, num_zero_rows=BLOCK_COLS)
+            case "ffn_gate":
+                return Recipe(spread, self._gate_bias(layer_id, scales))
+            case "ffn_up":
+                shift = up_shift() * scales.feed_forward_rms / (BLOCK_COLS * CONSTANT)
+                return Recipe(spread, self._bias(self.spec.d_ff, shift))
+            case "ffn_down":
+                return Recipe(
+                    self._down_std(scales), self._bias(self.spec.d_ff, 0.0), is_by_neuron=True
+                )
+        raise ValueError(f"role: {role}")
+
+    def _bias(self, num_rows: int, value: float) -> NDArray[np.float32]:
+        return np.full(num_rows, value, np.float32)
+
+    def _stream_scales(self) -> list[StreamScales]:
+        variance, scales = 1.0, []
+        for _ in range(self.spec.num_layers):
+            before, norm_before = math.sqrt(variance), self._norm(variance)
+            variance += ATTENTION_VARIANCE / self.spec.num_layers
+            scales.append(
+                StreamScales(before, norm_before, math.sqrt(variance), self._norm(variance))
+            )
+            variance += FEED_FORWARD_VARIANCE / self.spec.num_layers
+        return scales
+
+    def _norm(self, variance: float) -> float:
+        squares = BLOCK_COLS * CONSTANT**2 + self._varying * variance
+        return math.sqrt(squares / self.spec.d_model)
+
+    def _position_bias(self, scales: StreamScales, num_rows: int) -> NDArray[np.float32]:
+        """The same vector in every head of q and k, in the first element of each rotated pair.
+
+        Rotation turns it by the position, so scores fall with the logarithm of the distance.
+        """
+        value = self._query * scales.attention_norm / (BLOCK_COLS * CONSTANT)
+        is_first = np.arange(num_rows) % self.spec.head_dim % 2 == 0
+        return np.where(is_first, np.float32(value), np.float32(0.0))
+
+    def _attention_averaging(self) -> float:
+        """Sum of squared attention weights: the variance that averaging leaves."""
+        frequencies, _ = rope_frequencies(self.spec.rope)
+        distance = np.arange(min(WINDOW, self.spec.context_length))
+        score = self._query**2 * np.cos(distance[:, None] * frequencies).sum(axis=1)
+        weights = np.exp((score - score.max()) / math.sqrt(self.spec.head_dim))
+        return float(np.square(weights / weights.sum()).sum())
+
+    def _output_std(self, scales: StreamScales) -> float:
+        variance = ATTENTION_VARIANCE / self.spec.num_layers
+        value = scales.attention_rms / scales.attention_norm * math.sqrt(self._averaging)
+        return math.sqrt(variance / self.spec.q_dim) / value
+
+    def _gate_bias(self, layer_id: int, scales: StreamScales) -> NDArray[np.float32]:
+        bias = np.empty(self.spec.d_ff, np.float32)
+        thresholds = gate_thresholds(self.spec.d_ff, self.sparsity)
+        one = scales.feed_forward_rms / (BLOCK_COLS * CONSTANT)
+        bias[self.hottest_first(layer_id)] = -thresholds * one
+        return bias
+
+    def _down_std(self, scales: StreamScales) -> float:
+        variance = FEED_FORWARD_VARIANCE / self.spec.num_layers
+        size = scales.feed_forward_rms / scales.feed_forward_norm
+        return math.sqrt(variance / squared_activation(self.spec.d_ff, self.sparsity)) / size**2
+
+
+class PlainWeights:
+    """Recipes of a model without planted sparsity: branches that keep the stream's size."""
+
+    BRANCH_VARIANCE = 1.0
+    """What all layers together add to the stream's, of either kind."""
+    SILU_RMS = 0.6
+    """Of silu(gate) * up, both standard normal."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        head_std = LOGIT_STD / math.sqrt(spec.d_model)
+        self._head_std = head_std
+        self._stream_rms = head_std if spec.tied_head else 1.0
+
+    def recipe(self, layer_id: int | None, role: str) -> Recipe:
+        """What a matrix is made of."""
+        spec = self.spec
+        branch = self._stream_rms * math.sqrt(self.BRANCH_VARIANCE / spec.num_layers)
+        if layer_id is None:
+            return Recipe(self._head_std if role == "output" else self._stream_rms, None)
+        if role == "attn_output":
+            return Recipe(branch / math.sqrt(spec.q_dim), None)
+        if role == "ffn_down":
+            return Recipe(branch / self.SILU_RMS / math.sqrt(spec.d_ff), None)
+        return Recipe(1.0 / math.sqrt(spec.d_model), None)

@@ -1,0 +1,113 @@
+"""The bytes of every tensor, made on demand: any rows, in any order, always the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from threading import Lock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyneuron.io.gguf_tensors import GgufTensor
+from polyneuron.kernels.quant import GgmlType
+from polyneuron.kernels.random_rows import RowIds
+from polyneuron.model.ncf_plan import layer_and_role
+from polyneuron.model.spec import ModelSpec, tensor_map, tensor_shapes
+from polyneuron.synth.codings import CODINGS, Q4, Q8, Bytes, Chance, Coding
+from polyneuron.synth.planting import PlainWeights, Planting
+from polyneuron.synth.recipe import Recipe, stream_key
+
+MAX_MATRICES = 8
+"""Descriptions kept: threads are at work on few matrices at once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RandomMatrix:
+    """A matrix as it is made; down, where sparsity is planted, with a row for each neuron."""
+
+    rows: int
+    cols: int
+    coding: Coding
+    recipe: Recipe
+    chance: Chance
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.coding.row_bytes(self.cols)
+
+    def fill(self, rows: Bytes, row_ids: RowIds) -> None:
+        """The rows of these numbers into rows (num_rows, row_bytes), which may lie apart."""
+        self.coding.fill(rows, row_ids, self.chance)
+        if self.recipe.first_block is not None:
+            self.coding.set_first_block(rows, self.recipe.first_block[row_ids])
+        if self.recipe.num_zero_rows:
+            rows[row_ids < self.recipe.num_zero_rows] = 0
+
+    def make(self, first_row: int, num_rows: int) -> Bytes:
+        """A run of rows (num_rows, row_bytes)."""
+        rows = np.empty((num_rows, self.row_bytes), np.uint8)
+        self.fill(rows, np.arange(first_row, first_row + num_rows, dtype=np.uint32))
+        return rows
+
+
+class WeightSource:
+    """All tensors of one model; threads may ask at once."""
+
+    def __init__(self, spec: ModelSpec, quant: str, sparsity: float | None, seed: int) -> None:
+        self.spec = spec
+        self._seed = seed
+        self._coding = CODINGS[quant]
+        self.planting = None if sparsity is None else Planting(spec, sparsity, seed)
+        self._recipe = (self.planting or PlainWeights(spec)).recipe
+        self._shapes = tensor_shapes(spec)
+        self.tensors = {name: self._ggml_tensor(name) for name in self._shapes}
+        """As a GGUF would list them; offsets are 0."""
+        self._turned: tuple[str, Bytes] = ("", np.empty((0, 0), np.uint8))
+        self._lock = Lock()
+        self.matrix = lru_cache(MAX_MATRICES)(self._matrix)
+        """By name."""
+
+    def _ggml_tensor(self, name: str) -> GgufTensor:
+        shape = self._shapes[name]
+        if len(shape) == 1:
+            return GgufTensor(name, int(GgmlType.F32), shape, 0, 4 * shape[0])
+        coding = self.coding(name)  # ggml's blocks take as many bytes as ours
+        num_bytes = shape[0] * coding.row_bytes(shape[1])
+        return GgufTensor(name, int(coding.ggml_type), shape, 0, num_bytes)
+
+    def coding(self, name: str) -> Coding:
+        """How a matrix is stored: the head has 8 bits where others have 4, as in real files."""
+        is_head = name == tensor_map(self.spec).output
+        return Q8 if is_head and self._coding is Q4 else self._coding
+
+    def _matrix(self, name: str) -> RandomMatrix:
+        recipe, coding = self._recipe(*layer_and_role(name)), self.coding(name)
+        rows, cols = self._shapes[name]
+        if recipe.is_by_neuron:
+            rows, cols = cols, rows
+        choices = coding.choices(recipe.std)
+        scale_key = stream_key(self._seed, f"{name} scales")
+        shared = coding.tile_scales(scale_key, rows, cols, choices) if recipe.is_by_neuron else None
+        chance = Chance(stream_key(self._seed, name), choices, scale_key, shared)
+        return RandomMatrix(rows, cols, coding, recipe, chance)
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        """A norm: all ones."""
+        return np.ones(self._shapes[name], np.float32)
+
+    def rows(self, name: str, first_row: int, num_rows: int) -> Bytes:
+        """Rows of a matrix as the model multiplies by it (num_rows, row_bytes)."""
+        matrix = self.matrix(name)
+        if matrix.recipe.is_by_neuron:
+            return self._whole_turned(name, matrix)[first_row : first_row + num_rows]
+        return matrix.make(first_row, num_rows)
+
+    def _whole_turned(self, name: str, matrix: RandomMatrix) -> Bytes:
+        """One layer's down, its rows no longer neurons; kept, since it is asked for in parts."""
+        with self._lock:
+            if self._turned[0] != name:
+                self._turned = ("", np.empty((0, 0), np.uint8))  # give the last one's memory back
+                self._turned = (name, matrix.coding.transposed(matrix.make(0, matrix.rows)))
+            return self._turned[1]

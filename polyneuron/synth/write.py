@@ -1,0 +1,133 @@
+"""Writes a neuron-cluster file of random weights."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyneuron.errors import ConfigError
+from polyneuron.io.ncf_format import Layout, NcfSource
+from polyneuron.io.ncf_pieces import READ_BYTES
+from polyneuron.io.ncf_writer import NcfPlan
+from polyneuron.model.ncf_output import Progress, write_ncf
+from polyneuron.model.ncf_plan import SPARSE_KINDS, NeuronOrder, choose_layout, plan_ncf
+from polyneuron.model.spec import ModelSpec
+from polyneuron.synth.codings import CODINGS
+from polyneuron.synth.pieces import SynthPieces
+from polyneuron.synth.rates import MAX_SPARSITY, MIN_SPARSITY
+from polyneuron.synth.vocabulary import file_keys
+from polyneuron.synth.weights import WeightSource
+
+RECIPE = "synth-1"
+"""Changes whenever the same settings give other bytes."""
+DEFAULT_SPARSITY = 0.9
+MAX_SEED = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SynthSettings:
+    """What decides every byte of the files."""
+
+    spec: ModelSpec
+    quant: str = "q4"
+    sparsity: float | None = None
+    """Share of neurons that a token leaves inactive; None: 0.9, or none planted for SiLU."""
+    seed: int = 0
+    layout: Layout | None = None
+    """None: bundles where neurons can be inactive, else tiles."""
+    is_hot_first: bool = False
+    """Bundles lie in the order of their neurons' activity instead of the model's."""
+
+    def __post_init__(self) -> None:
+        if self.quant not in CODINGS:
+            raise ConfigError(f"--quant {self.quant}: give {', '.join(CODINGS)}")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise ConfigError(f"--seed {self.seed}: give 0 to {MAX_SEED}")
+        if self.sparsity is not None and not self.is_sparse:
+            raise ConfigError(
+                f"--sparsity {self.sparsity}: the neurons of {self.spec.name} are never exactly "
+                "zero; give a shape with ReLU activations, such as bamboo-7b"
+            )
+        if self.sparsity is not None and not MIN_SPARSITY <= self.sparsity <= MAX_SPARSITY:
+            raise ConfigError(f"--sparsity {self.sparsity}: give {MIN_SPARSITY} to {MAX_SPARSITY}")
+        if self.is_hot_first and self.chosen_layout is not Layout.BUNDLES:
+            raise ConfigError("--hot-first: only bundles have an order; use --layout bundles")
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether neurons can be exactly zero."""
+        return self.spec.feed_forward in SPARSE_KINDS
+
+    @property
+    def chosen_layout(self) -> Layout:
+        """How the feed-forward weights lie."""
+        return choose_layout(self.spec, self.layout)
+
+    @property
+    def chosen_sparsity(self) -> float | None:
+        """None: nothing is planted."""
+        if not self.is_sparse:
+            return None
+        return DEFAULT_SPARSITY if self.sparsity is None else self.sparsity
+
+    @property
+    def key(self) -> str:
+        """Names the weights: equal keys, equal weights."""
+        spec, sparsity = repr(self.spec), self.chosen_sparsity
+        text = f"{RECIPE} {spec} {self.quant} {sparsity} {self.seed}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class SynthReport:
+    """What writing came to."""
+
+    output: Path
+    layout: Layout
+    file_bytes: int
+    resumed_bytes: int
+    was_there: bool
+
+
+def synthesize(
+    settings: SynthSettings,
+    output: Path,
+    *,
+    force: bool = False,
+    progress: Progress = lambda done, total: None,
+    on_wait: Callable[[], None] = lambda: None,
+) -> SynthReport:
+    """Write `output`, or go on where an earlier run was broken off."""
+    source = WeightSource(settings.spec, settings.quant, settings.chosen_sparsity, settings.seed)
+    plan = plan_synth(settings, source)
+    written = write_ncf(
+        output,
+        plan,
+        f"{RECIPE} {READ_BYTES}",
+        SynthPieces(source, plan.manifest).made,
+        force=force,
+        progress=progress,
+        on_wait=on_wait,
+    )
+    return SynthReport(
+        output, settings.chosen_layout, plan.file_bytes, written.resumed_bytes, written.was_there
+    )
+
+
+def plan_synth(settings: SynthSettings, source: WeightSource) -> NcfPlan:
+    """Lay the file out."""
+    order: NeuronOrder = {}
+    if settings.is_hot_first and source.planting is not None:
+        planting = source.planting
+        order = {i: planting.hottest_first(i) for i in range(settings.spec.num_layers)}
+    return plan_ncf(
+        settings.spec,
+        settings.chosen_layout,
+        {name: tensor.type_name for name, tensor in source.tensors.items()},
+        {name: source.coding(name).storage for name in source.tensors},
+        file_keys(settings.spec),
+        NcfSource("synth", sum(t.num_bytes for t in source.tensors.values()), settings.key),
+        order,
+    )
