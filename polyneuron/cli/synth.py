@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,6 +35,10 @@ def synth(
         ),
     ],
     output: Annotated[Path, option("--output", "-o", text="the .ncf file to write")],
+    gguf: Annotated[
+        Path | None,
+        option("--gguf", text="also the same weights as a GGUF of type llama, for other engines"),
+    ] = None,
     sparsity: Annotated[
         float | None,
         option("--sparsity", text="share of neurons a token leaves inactive; 0.9 with dReLU"),
@@ -79,22 +83,29 @@ def synth(
         layout=None if layout is LayoutChoice.AUTO else Layout(layout.value),
         is_hot_first=hot_first,
     )
-    started = time.monotonic()
-    with LoadProgress(f"writing {output.name}") as progress:
-        report = synthesize(settings, output, force=force, progress=progress, on_wait=note_wait)
-    note_report(report, time.monotonic() - started)
+    with ExitStack() as bars:
+
+        def progress(path: Path) -> LoadProgress:
+            bars.close()
+            return bars.enter_context(LoadProgress(f"writing {path.name}"))
+
+        for report in synthesize(
+            settings, output, gguf, force=force, progress=progress, on_wait=note_wait
+        ):
+            bars.close()
+            note_report(report)
 
 
-def note_report(report: SynthReport, seconds: float) -> None:
+def note_report(report: SynthReport) -> None:
     """What was written, and how fast."""
     mib = report.file_bytes / 2**20
     if report.was_there:
         note(f"{report.output}: written before, {mib:,.1f} MiB; nothing to do")
         return
-    rate = (report.file_bytes - report.resumed_bytes) / 1e6 / max(seconds, 1e-9)
+    rate = (report.file_bytes - report.resumed_bytes) / 1e6 / max(report.seconds, 1e-9)
     resumed = report.resumed_bytes >> 20
     kept = f", {resumed:,} MiB of them from an earlier run" if resumed else ""
     note(
-        f"{report.output}: {mib:,.1f} MiB in {report.layout}{kept}, "
-        f"{seconds:.1f} s, {rate:,.0f} MB/s"
+        f"{report.output}: {mib:,.1f} MiB in {report.kind}{kept}, "
+        f"{report.seconds:.1f} s, {rate:,.0f} MB/s"
     )

@@ -24,10 +24,11 @@ from polyneuron.io.ncf_pieces import (
     source_ranges,
 )
 from polyneuron.io.ncf_reader import read_ncf
-from polyneuron.io.ncf_writer import NcfPlan
+from polyneuron.io.ncf_writer import NcfPlan, NcfWriter, is_planned
+from polyneuron.io.output_file import OutputFile, Progress, write_output
+from polyneuron.io.piece_writer import check_free_space, check_output
 from polyneuron.io.read_ahead import read_ahead
 from polyneuron.model.architecture import describe
-from polyneuron.model.ncf_output import Progress, write_ncf
 from polyneuron.model.ncf_plan import NeuronOrder, choose_layout, plan_gguf
 
 SOURCES = "a GGUF in one file (F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K to Q6_K)"
@@ -75,16 +76,18 @@ def convert(
         if (now.st_size, now.st_mtime_ns) != (seen.st_size, seen.st_mtime_ns):
             raise FormatError(f"{source}: changed while it was converted; run it again")
 
-    written = write_ncf(
+    check_output(output)
+    file = OutputFile(
         output,
-        plan,
-        f"{RECIPE} {READ_BYTES}",
-        lambda first: _pieces(header, plan, first, output.parent),
-        force=force,
-        progress=progress,
-        on_wait=on_wait,
+        plan.file_bytes,
+        open_writer=lambda: NcfWriter(output, plan, f"{RECIPE} {READ_BYTES}", on_wait),
+        pieces=lambda first: _pieces(header, plan, first, output.parent),
+        holds=lambda: is_planned(output, plan),
         check_end=check_source,
     )
+    if not file.is_there(force):
+        check_free_space({output: plan.file_bytes})
+    written = write_output(file, force, progress)
     lossy = tuple(tensor for tensor in read_ncf(output).tensors if not tensor.is_lossless)
     return ConvertReport(
         output, chosen, plan.file_bytes, written.resumed_bytes, written.was_there, lossy

@@ -21,8 +21,8 @@ from polyneuron.io.gguf_file import GgufHeader
 from polyneuron.io.ncf_format import VERSION, Layout
 from polyneuron.io.ncf_pieces import RECIPE
 from polyneuron.io.ncf_reader import read_ncf
+from polyneuron.io.output_file import Progress
 from polyneuron.model.convert import convert, open_source
-from polyneuron.model.ncf_output import Progress
 
 KEY_DIGITS = 16
 

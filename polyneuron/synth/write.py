@@ -1,22 +1,25 @@
-"""Writes a neuron-cluster file of random weights."""
+"""Writes a neuron-cluster file of random weights, and its GGUF twin."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from polyneuron.errors import ConfigError
 from polyneuron.io.ncf_format import Layout, NcfSource
 from polyneuron.io.ncf_pieces import READ_BYTES
-from polyneuron.io.ncf_writer import NcfPlan
-from polyneuron.model.ncf_output import Progress, write_ncf
+from polyneuron.io.ncf_writer import NcfPlan, NcfWriter, is_planned
+from polyneuron.io.output_file import OutputFile, Progress, write_output
+from polyneuron.io.piece_writer import check_free_space, check_output
 from polyneuron.model.ncf_plan import SPARSE_KINDS, NeuronOrder, choose_layout, plan_ncf
 from polyneuron.model.spec import ModelSpec
 from polyneuron.synth.codings import CODINGS
 from polyneuron.synth.pieces import SynthPieces
 from polyneuron.synth.rates import MAX_SPARSITY, MIN_SPARSITY
+from polyneuron.synth.twin import twin_file, twin_keys
 from polyneuron.synth.vocabulary import file_keys
 from polyneuron.synth.weights import WeightSource
 
@@ -82,37 +85,59 @@ class SynthSettings:
 
 @dataclass(frozen=True, slots=True)
 class SynthReport:
-    """What writing came to."""
+    """What writing one file came to."""
 
     output: Path
-    layout: Layout
+    kind: str
+    """`bundles`, `tiles` or `GGUF`."""
     file_bytes: int
     resumed_bytes: int
     was_there: bool
+    seconds: float
 
 
 def synthesize(
     settings: SynthSettings,
     output: Path,
+    gguf: Path | None = None,
     *,
     force: bool = False,
-    progress: Progress = lambda done, total: None,
+    progress: Callable[[Path], Progress] = lambda path: lambda done, total: None,
     on_wait: Callable[[], None] = lambda: None,
-) -> SynthReport:
-    """Write `output`, or go on where an earlier run was broken off."""
+) -> Iterator[SynthReport]:
+    """Write `output`, and its twin `gguf`, or go on where an earlier run was broken off.
+
+    Nothing is written unless there is room for all. Yields a report as each file is complete.
+    """
     source = WeightSource(settings.spec, settings.quant, settings.chosen_sparsity, settings.seed)
+    files = {str(settings.chosen_layout): _ncf_file(settings, source, output, on_wait)}
+    if gguf is not None:
+        if gguf.resolve() == output.resolve():
+            raise ConfigError(f"--gguf {gguf}: the same file as --output")
+        keys = twin_keys(source, settings.quant, settings.key)
+        files["GGUF"] = twin_file(source, gguf, keys, RECIPE, on_wait)
+    for file in files.values():
+        check_output(file.path)
+    check_free_space({f.path: f.num_bytes for f in files.values() if not f.is_there(force)})
+    for kind, file in files.items():
+        started = time.monotonic()
+        written = write_output(file, force, progress(file.path))
+        seconds = time.monotonic() - started
+        yield SynthReport(
+            file.path, kind, file.num_bytes, written.resumed_bytes, written.was_there, seconds
+        )
+
+
+def _ncf_file(
+    settings: SynthSettings, source: WeightSource, path: Path, on_wait: Callable[[], None]
+) -> OutputFile:
     plan = plan_synth(settings, source)
-    written = write_ncf(
-        output,
-        plan,
-        f"{RECIPE} {READ_BYTES}",
-        SynthPieces(source, plan.manifest).made,
-        force=force,
-        progress=progress,
-        on_wait=on_wait,
-    )
-    return SynthReport(
-        output, settings.chosen_layout, plan.file_bytes, written.resumed_bytes, written.was_there
+    return OutputFile(
+        path,
+        plan.file_bytes,
+        open_writer=lambda: NcfWriter(path, plan, f"{RECIPE} {READ_BYTES}", on_wait),
+        pieces=SynthPieces(source, plan.manifest).made,
+        holds=lambda: is_planned(path, plan),
     )
 
 
@@ -126,7 +151,11 @@ def plan_synth(settings: SynthSettings, source: WeightSource) -> NcfPlan:
         settings.spec,
         settings.chosen_layout,
         {name: tensor.type_name for name, tensor in source.tensors.items()},
-        {name: source.coding(name).storage for name in source.tensors},
+        {
+            name: source.coding(name).storage
+            for name, t in source.tensors.items()
+            if len(t.shape) > 1
+        },
         file_keys(settings.spec),
         NcfSource("synth", sum(t.num_bytes for t in source.tensors.values()), settings.key),
         order,

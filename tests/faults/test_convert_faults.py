@@ -16,7 +16,7 @@ from polyneuron.io.device_wrappers import Fault, FaultDevice, FaultKind
 from polyneuron.io.file_device import open_device
 from polyneuron.io.ncf_format import Layout
 from polyneuron.io.ncf_reader import read_ncf
-from polyneuron.io.ncf_writer import journal_path, partial_path
+from polyneuron.io.piece_writer import journal_path, partial_path
 from polyneuron.model.convert import convert
 from polyneuron.model.model_cache import cached_ncf
 from tests.support.tiny_ncf import cut_small, write_source

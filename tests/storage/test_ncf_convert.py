@@ -231,7 +231,7 @@ class TestRefusals:
         class Space:
             f_bavail, f_frsize = 1, 4096
 
-        monkeypatch.setattr("polyneuron.io.ncf_writer.os.statvfs", lambda path: Space)
+        monkeypatch.setattr("polyneuron.io.piece_writer.os.statvfs", lambda path: Space)
         with pytest.raises(ConfigError, match=r"needs 0\.00 GiB, .* has 0\.00 GiB free"):
             convert(write_source(tmp_path), tmp_path / "out.ncf")
         assert not list(tmp_path.glob("out*"))
