@@ -15,7 +15,8 @@ KERNEL_SOURCES := kernels/build_kernels.py $(wildcard kernels/src/*.c kernels/sr
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench model-7b bench-7b bench-streaming clean distclean check-tools
+.PHONY: help demo test lint bench model-7b bench-7b bench-streaming bench-io
+.PHONY: clean distclean check-tools
 
 help:
 	@echo "make demo       answer two prompts with SmolLM2, from memory and streamed from its file"
@@ -25,6 +26,7 @@ help:
 	@echo "make model-7b   write random weights of a 7B model's shape, 3.8 GB, into the cache folder"
 	@echo "make bench-7b   the same on them; once they are there, make bench includes them"
 	@echo "make bench-streaming  the same file in 3 GiB of memory, beside llama.cpp's mmap (needs cgroups)"
+	@echo "make bench-io   the reading of files beside a bare loop of reads on this disk"
 	@echo "make clean      remove build products, caches and the model cache"
 	@echo "make distclean  the same, and .venv"
 	@echo "PYTHON=python3.12 make demo    chooses the Python that .venv is made of"
@@ -66,6 +68,9 @@ bench-7b: $(VENV)/.stamp-peer
 
 bench-streaming: $(VENV)/.stamp-peer
 	@$(VENV_PYTHON) -m tests.bench.streaming
+
+bench-io: $(VENV)/.stamp-core
+	@$(VENV_PYTHON) -m tests.bench.io_probe
 
 clean:
 	rm -rf build dist ./*.egg-info kernels/_kernels.c kernels/_kernels*.so $(VENV)/.stamp-core

@@ -143,19 +143,35 @@ def can_read_directly(info: DeviceInfo, arena: Arena, offset: int) -> bool:
 
 @contextmanager
 def open_neuron_device(
-    path: Path, arena: Arena, offset: int, options: DeviceOptions | None = None
+    path: Path,
+    arena: Arena,
+    offset: int,
+    options: DeviceOptions | None = None,
+    registered_slots: int = 0,
 ) -> Iterator[FileDevice]:
     """The file behind the ring at `offset`, closed at the end.
 
     Direct where bundles lie as the disk's sectors do, else through the page cache, as of bundles of
     512 bytes on a disk of 4096: `info().is_direct` tells. ConfigError where neither can be.
+
+    So many slots, from the first on, are kept mapped by the kernel if it allows it
+    (`info().registered_bytes`): reads into them take a tenth to a quarter less CPU. Their pages
+    must stay where they are: who gives some back to the system closes the device first.
     """
     options = options or DeviceOptions()
     with open_device(path, options=options) as device:
         if can_read_directly(device.info(), arena, offset):
+            _register(device, arena, offset, registered_slots)
             yield device
             return
     with open_device(path, options=replace(options, is_buffered=True)) as device:
         if not can_read_directly(device.info(), arena, offset):
             raise ConfigError(f"{path}: bundles do not lie at multiples of 512; convert it again")
+        _register(device, arena, offset, registered_slots)
         yield device
+
+
+def _register(device: FileDevice, arena: Arena, offset: int, num_slots: int) -> None:
+    if num_slots:
+        file = arena.neuron_reads(offset).file
+        device.register_memory(arena.address + file.slots, num_slots * file.slot_bytes)

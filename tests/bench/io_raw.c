@@ -1,7 +1,9 @@
 /* A bare loop of reads, to compare the engine with: io_uring with no more than it needs, or threads
  * in preadv. Prints reads, bytes, elapsed ns, CPU ns (of all threads).
  *
- * io_raw uring|preadv FILE RANDOM(0|1) READ_BYTES DEPTH MAX_NS SEED */
+ * io_raw uring|preadv huge|shared FILE RANDOM(0|1) READ_BYTES DEPTH MAX_NS SEED
+ *
+ * Reads go into huge pages, or into shared memory in the pages it has, as an arena's. */
 #include <fcntl.h>
 #include <linux/io_uring.h>
 #include <pthread.h>
@@ -11,7 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -130,34 +131,50 @@ static uint64_t run_preadv(unsigned depth) {
     return total;
 }
 
+/* Every page there before time is taken. */
+static char *make_memory(bool is_huge, size_t num_bytes) {
+    int file = is_huge ? -1 : (int)syscall(SYS_memfd_create, "io_raw", 0);
+    if (!is_huge && (file < 0 || ftruncate(file, (off_t)num_bytes) != 0))
+        die("memfd_create");
+    int flags = is_huge ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+    char *start = mmap(NULL, num_bytes + HUGE_PAGE, PROT_READ | PROT_WRITE, flags, file, 0);
+    if (start == MAP_FAILED)
+        die("mmap");
+    if (is_huge) {
+        start += HUGE_PAGE - (uintptr_t)start % HUGE_PAGE;
+        madvise(start, num_bytes, MADV_HUGEPAGE);
+    }
+    memset(start, 1, num_bytes);
+    return start;
+}
+
+static uint64_t cpu_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
 int main(int argc, char **argv) {
-    if (argc != 8)
+    if (argc != 9)
         return 2;
-    unsigned depth = (unsigned)atoi(argv[5]);
+    unsigned depth = (unsigned)atoi(argv[6]);
     struct stat stat;
-    struct rusage usage;
-    fd = open(argv[2], O_RDONLY | O_DIRECT);
+    fd = open(argv[3], O_RDONLY | O_DIRECT);
     if (fd < 0 || fstat(fd, &stat) != 0)
-        die(argv[2]);
-    is_random = atoi(argv[3]);
-    read_bytes = strtoull(argv[4], NULL, 10);
+        die(argv[3]);
+    is_random = atoi(argv[4]);
+    read_bytes = strtoull(argv[5], NULL, 10);
     num_places = (uint64_t)stat.st_size / read_bytes;
-    seed = strtoull(argv[7], NULL, 10);
-    if (depth == 0 || depth > MAX_THREADS || num_places == 0 ||
-        posix_memalign((void **)&memory, HUGE_PAGE, depth * read_bytes + HUGE_PAGE) != 0)
+    seed = strtoull(argv[8], NULL, 10);
+    if (depth == 0 || depth > MAX_THREADS || num_places == 0)
         return 2;
-    /* As on the other side: pages of 4 KiB halve the speed of large reads on some machines. */
-    madvise(memory, depth * read_bytes + HUGE_PAGE, MADV_HUGEPAGE);
-    memset(memory, 1, depth * read_bytes);
-    uint64_t start_ns = now_ns();
-    end_ns = start_ns + strtoull(argv[6], NULL, 10);
+    memory = make_memory(strcmp(argv[2], "huge") == 0, depth * read_bytes);
+    uint64_t start_ns = now_ns(), start_cpu_ns = cpu_ns();
+    end_ns = start_ns + strtoull(argv[7], NULL, 10);
     uint64_t done = strcmp(argv[1], "uring") == 0 ? run_uring(depth) : run_preadv(depth);
     uint64_t elapsed_ns = now_ns() - start_ns;
-    getrusage(RUSAGE_SELF, &usage);
-    uint64_t cpu_us = (uint64_t)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000000u +
-                      (uint64_t)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
     printf("%llu %llu %llu %llu\n", (unsigned long long)done,
            (unsigned long long)(done * read_bytes), (unsigned long long)elapsed_ns,
-           (unsigned long long)cpu_us * 1000);
+           (unsigned long long)(cpu_ns() - start_cpu_ns));
     return 0;
 }

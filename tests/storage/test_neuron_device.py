@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from polyneuron.errors import ConfigError
+from polyneuron.io.block_device import Backend
 from polyneuron.io.file_device import FileDevice
 from polyneuron.io.neuron_reader import NeuronReader, can_read_directly, open_neuron_device
 from tests.support.neuron_ring import (
@@ -83,6 +84,16 @@ class TestDevice:
             assert not device.info().is_direct
             reader = RunningReader(NeuronReader(device, ring.arena, ring.ring), ring)
             run_steps(ring, content, 1, 5)
+            reader.stop()
+
+    def test_slots_are_kept_mapped(self, ring: NeuronRing, path: Path, content: bytes) -> None:
+        slots = ring.shape.num_slots
+        with open_neuron_device(path, ring.arena, ring.ring, registered_slots=slots) as device:
+            info = device.info()
+            kept = slots * ring.shape.read_bytes
+            assert info.registered_bytes == (kept if info.backend is Backend.URING else 0)
+            reader = RunningReader(NeuronReader(device, ring.arena, ring.ring), ring)
+            run_steps(ring, content, 2, 10)
             reader.stop()
 
     def test_bundles_off_sectors_are_refused(self, path: Path) -> None:
