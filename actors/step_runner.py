@@ -123,6 +123,11 @@ class StepRunner:
         """Write an admitted sequence's block table."""
         self._tables[sequence.slot, : len(sequence.block_ids)] = sequence.block_ids
 
+    def _program(self, plan: StepPlan) -> Phase:
+        """Which program computes a step: a prompt of a token or two need not stream every layer."""
+        few = len(plan.rows) <= self._layout.config.max_sequences
+        return Phase.DECODE if few else plan.phase
+
     def _open(self, plan: StepPlan, flags: int) -> int:
         seq = self._arena.open_step()
         count, logit_rows = len(plan.rows), plan.logit_rows
@@ -132,8 +137,9 @@ class StepRunner:
         self._block_tables[:count] = [row.sequence.slot for row in plan.rows]
         self._logit_rows[: len(logit_rows)] = logit_rows
         step = self._arena.step
-        step.program = self._layout.at(f"boards.program.{plan.phase}")
-        step.program_ops = self._num_ops[plan.phase]
+        program = self._program(plan)
+        step.program = self._layout.at(f"boards.program.{program}")
+        step.program_ops = self._num_ops[program]
         step.num_tokens, step.num_logit_rows, step.flags = count, len(logit_rows), flags
         self._epoch = (self._epoch + self._spec.num_layers) % (1 << 32)
         step.epoch = self._epoch
@@ -151,7 +157,7 @@ class StepRunner:
         flags = (StepFlag.DRY if dry else 0) | (StepFlag.TRACE if self._layout.config.trace else 0)
         while True:
             if self._stream:
-                self._want_schedule(plan.phase, recover)
+                self._want_schedule(self._program(plan), recover)
             seq = self._open(plan, flags)
             start_ns = monotonic_ns()
             self._arena.ring(seq)

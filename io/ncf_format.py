@@ -169,13 +169,16 @@ def bundle_shape(
 ) -> BundleShape:
     """Lay a bundle's rows out: gate, up, down, each at a cache line.
 
-    Up to a page it is padded to 512 bytes and read at once. Up to two pages it takes two, gate in
-    the first: reading two pages one by one costs no more than both, and the second is often not
-    needed. Beyond, it is padded to 512 bytes and the first phase ends behind the gate.
+    Up to a page it is padded to 512 bytes and read at once. In longer ones the second row begins at
+    a multiple of 512, so that what follows the row that decides can be read without it. Up to two
+    pages a bundle takes two, gate in the first: reading two pages one by one costs no more than
+    both, and the second is often not needed. Beyond, it is padded to 512 bytes and the first phase
+    ends behind the gate.
     """
     first = gate_bytes if gate_bytes is not None else up_bytes
-    up_offset = round_up(gate_bytes, ROW_ALIGN) if gate_bytes is not None else 0
-    down_offset = up_offset + round_up(up_bytes, ROW_ALIGN)
+    up_offset, down_offset = _row_offsets(gate_bytes, up_bytes, ROW_ALIGN)
+    if down_offset + down_bytes > PAGE_BYTES:
+        up_offset, down_offset = _row_offsets(gate_bytes, up_bytes, BUNDLE_ALIGN)
     wanted = down_offset + down_bytes
     bundle_bytes = round_up(wanted, BUNDLE_ALIGN)
     phase0_bytes = round_up(first, BUNDLE_ALIGN)
@@ -185,3 +188,11 @@ def bundle_shape(
         bundle_bytes, phase0_bytes = TWO_PHASE_BYTES, PAGE_BYTES
     gate_offset = None if gate_bytes is None else 0
     return BundleShape(num_neurons, bundle_bytes, gate_offset, up_offset, down_offset, phase0_bytes)
+
+
+def _row_offsets(gate_bytes: int | None, up_bytes: int, align: int) -> tuple[int, int]:
+    """Where up and down begin, when the second row begins at a multiple of `align`."""
+    if gate_bytes is None:
+        return 0, round_up(up_bytes, align)
+    up_offset = round_up(gate_bytes, align)
+    return up_offset, up_offset + round_up(up_bytes, ROW_ALIGN)

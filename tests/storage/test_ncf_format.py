@@ -105,12 +105,12 @@ class TestBundleShape:
     @pytest.mark.parametrize(
         ("rows", "expected"),
         [
-            ((2304, 2304, 2304), (8192, 0, 2304, 4608, 4096)),  # 4096 wide, q4: two pages
-            ((2304, 2304, 4352), (9216, 0, 2304, 4608, 2560)),  # down in q8: more than two
+            ((2304, 2304, 2304), (8192, 0, 2560, 4864, 4096)),  # 4096 wide, q4: two pages
+            ((2304, 2304, 4352), (9216, 0, 2560, 4864, 2560)),  # down in q8: more than two
             ((8192, 8192, 8192), (24576, 0, 8192, 16384, 8192)),  # 4096 wide, f16
             ((612, 612, 612), (2048, 0, 640, 1280, 2048)),  # within a page: one phase
-            ((4352, 640, 640), (5632, 0, 4352, 4992, 4608)),  # a gate longer than a page
-            ((None, 2304, 2304), (8192, None, 0, 2304, 4096)),  # no gate: up decides
+            ((4352, 640, 640), (6144, 0, 4608, 5248, 4608)),  # a gate longer than a page
+            ((None, 2304, 2304), (8192, None, 0, 2560, 4096)),  # no gate: up decides
         ],
     )
     def test_rows_and_phases(
