@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -40,6 +41,14 @@ class Crew:
     cache_actor: Any
     executors: dict[int, Any]
     """executor place -> handle of the actor that holds it"""
+    model_path: str
+
+
+def read_failure(path: str, error: int) -> str:
+    """Why a request ended when its model could not be read any more."""
+    if error == errno.ENODATA:
+        return f"{path}: the file has become shorter while it was in use; put it back"
+    return f"{path}: reading failed: {os.strerror(error)}; look at the disk's health"
 
 
 class CoordinatorShell:
@@ -269,7 +278,7 @@ class CoordinatorShell:
         self._arena.clear_abort()
         self._readers.start()
         if error:
-            raise DeviceError(error, f"reading the model file failed: {os.strerror(error)}")
+            raise DeviceError(error, read_failure(self._crew.model_path, error))
         return True
 
     def _attach_io(self) -> None:

@@ -100,7 +100,7 @@ def hire(path: Path, config: EngineConfig, cores: list[int]) -> Staff:
     coordinator = _actor(CoordinatorShell, "coordinator", 1, ())
     everybody = {*executors.values(), npu, io_actor, cache_actor, coordinator}
     _get([actor.__ray_ready__.remote() for actor in everybody], CALL_TIMEOUT_S)
-    return Staff(coordinator, Crew(io_actor, cache_actor, executors))
+    return Staff(coordinator, Crew(io_actor, cache_actor, executors, str(path)))
 
 
 def launch(staff: Staff, spec: ModelSpec, layout: ArenaLayout) -> Actors:

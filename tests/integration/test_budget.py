@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from polyneuron.config import FeedForwardMode
-from polyneuron.errors import ConfigError
+from polyneuron.errors import ConfigError, EngineError
 from polyneuron.io.ncf_format import Layout
+from polyneuron.io.ncf_reader import read_ncf
 from polyneuron.model.convert import convert
 from polyneuron.model.locate import locate_model
 from tests.support.engines import GREEDY, MODEL, PROMPT, open_engine, write_model
@@ -78,6 +80,21 @@ class TestStreaming:
             os.kill(pid, signal.SIGKILL)
             again = engine.generate(PROMPT, max_tokens=8, sampling=GREEDY)
             assert again.tokens == first.tokens
+            assert again.logits_sha256 == first.logits_sha256
+
+    def test_failing_file_ends_the_request_and_not_the_engine(
+        self, bundles: Path, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "shrinks.ncf"
+        shutil.copy(bundles, path)
+        with open_engine(path, ffn_resident=0.5) as engine:
+            first = engine.generate(PROMPT, max_tokens=8, sampling=GREEDY)
+            whole = path.read_bytes()
+            os.truncate(path, read_ncf(path).sections[1].offset)
+            with pytest.raises(EngineError, match=r"shrinks\.ncf: the file has become shorter"):
+                engine.generate(PROMPT, max_tokens=8, sampling=GREEDY)
+            path.write_bytes(whole)
+            again = engine.generate(PROMPT, max_tokens=8, sampling=GREEDY)
             assert again.logits_sha256 == first.logits_sha256
 
     def test_gguf_is_converted_once_where_it_must_stream(
