@@ -151,9 +151,9 @@ class CoordinatorShell:
         with self._changed:
             self._stopping = True
             self._changed.notify()
+        self._arena.stop()
         if self._is_manned:
             self._readers.stop()
-        self._arena.stop()
 
     # ---- the loop
 

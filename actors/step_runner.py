@@ -116,6 +116,8 @@ class StepRunner:
         num_loads = len(self._layout.loads(phase))
         self._arena.switch_stream(self._stream, schedule, num_loads)
         while not self._arena.wait_serving(self._stream, WAIT_SLICE_NS):
+            if self._arena.header.stop:
+                raise EngineError("the engine was stopped")
             recover()
         self._arena.step.stream_base = 0
 
