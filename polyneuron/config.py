@@ -55,13 +55,14 @@ class EngineConfig:
     ffn_resident: float | None = None
     """At most this share of the feed-forward layers in memory, 0 to 1; None: all that fit."""
     mode: FeedForwardMode = FeedForwardMode.AUTO
-    """What feed-forward blocks compute."""
+    """What feed-forward blocks compute; its name as a string will do."""
     trace: bool = False
     """Keep trace records of every op."""
     deterministic: bool = False
     """Hash every step's logits; in memory the result is deterministic in any case."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "mode", _mode_of(self.mode))
         for name in ("num_ctx", "num_workers"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}: must be 0 (automatic) or more")
@@ -74,6 +75,14 @@ class EngineConfig:
                     f"{name} is {getattr(self, name)}: a decode step of max_sequences "
                     f"{self.max_sequences} needs as many"
                 )
+
+
+def _mode_of(value: str) -> FeedForwardMode:
+    try:
+        return FeedForwardMode(value)
+    except ValueError:
+        names = ", ".join(FeedForwardMode)
+        raise ConfigError(f"mode is {value!r}: must be one of {names}") from None
 
 
 def usable_cores() -> list[int]:

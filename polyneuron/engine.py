@@ -20,7 +20,7 @@ from polyneuron.actors.cluster import ClusterConfig, PrivateCluster
 from polyneuron.actors.messages import RequestOutcome, SubmitRequest
 from polyneuron.actors.sequence_run import Mailbox
 from polyneuron.completion import Completion
-from polyneuron.config import EngineConfig, FeedForwardMode, usable_cores
+from polyneuron.config import EngineConfig, usable_cores
 from polyneuron.errors import ConfigError, ContextError, EngineError
 from polyneuron.generation import Generation, OpenRequest, make_stops
 from polyneuron.host_memory import HostMemory
@@ -33,7 +33,7 @@ from polyneuron.model.locate import locate_model
 from polyneuron.model.model_cache import cached_ncf
 from polyneuron.model.sampling import SamplingParams
 from polyneuron.model.tokenizer import Tokenizer
-from polyneuron.planning.budget import Budget, fit, private_estimate, resolve_config
+from polyneuron.planning.budget import Budget, fit, fit_runnable, private_estimate, resolve_config
 from polyneuron.planning.layout import ArenaLayout
 from polyneuron.planning.source import ModelSource, open_source
 
@@ -91,7 +91,7 @@ class Engine:
         self.config = resolve_config(base, self.spec)
         # Asked once: what Ray takes later is counted apart.
         self._limit_bytes = self.config.memory_bytes or HostMemory().default_budget()
-        self.budget = self._plan_streamable(on_convert)
+        self.source, self.budget = self._plan_runnable(on_convert)
         if first_prompt is not None:  # what does not fit is refused before weights are read
             self.encode_prompt(first_prompt)
         self._lock = threading.Lock()
@@ -110,23 +110,15 @@ class Engine:
         """Fit the model into what the user allows, or the machine leaves."""
         return fit(self.source, self.config, self._limit_bytes, private_bytes)
 
-    def _plan_streamable(self, on_convert: LoadProgress | None) -> Budget:
+    def _plan_runnable(self, on_convert: LoadProgress | None) -> tuple[ModelSource, Budget]:
         """The budget by estimate; a GGUF that does not fit is converted once into the cache."""
-        wanted, progress = self.config.mode, on_convert or (lambda _done, _total: None)
-        if wanted is FeedForwardMode.EXACT and self.source.is_sparse:
-            self._convert(Layout.BUNDLES, progress)
-        budget = self._plan(private_estimate(self.config))
-        if budget.layout.is_streaming and not self.source.can_stream:
-            is_sparse = self.source.is_sparse and wanted is not FeedForwardMode.DENSE
-            self._convert(Layout.BUNDLES if is_sparse else Layout.TILES, progress)
-            budget = self._plan(private_estimate(self.config))
-        return budget
+        path, progress = self.source.path, on_convert or (lambda _done, _total: None)
 
-    def _convert(self, layout: Layout, progress: LoadProgress) -> None:
-        """Have the model as a neuron-cluster file, from the cache or made now."""
-        if not self.source.can_stream:
-            path = cached_ncf(self.source.path, progress, layout=layout)
-            self.source = open_source(path)
+        def become(layout: Layout) -> ModelSource:
+            return open_source(cached_ncf(path, progress, layout=layout))
+
+        private = private_estimate(self.config)
+        return fit_runnable(self.source, self.config, self._limit_bytes, private, become)
 
     @property
     def layout(self) -> ArenaLayout:

@@ -39,7 +39,7 @@ class Mode:
         """One line, before the first token."""
         npu, workers = self.config.num_npu_threads, self.config.num_workers
         parts = [
-            str(self.budget.layout.config.mode),
+            str(self.budget.mode),
             self._residency(),
             f"npu=native({npu}t, modelled, prefill)" if npu else "npu=none",
             f"cpu {workers} {'worker' if workers == 1 else 'workers'}, {self.isa}",
@@ -73,16 +73,18 @@ class Mode:
         parts = [
             f"gates of {budget.num_resident} of {budget.num_layers} layers in memory",
             f"neuron cache {cold} ({budget.cached_share:.0%} of their neurons)",
-            f"weights {weights}",
         ]
-        if budget.streamed_bytes:
-            parts.append(f"flash {show_size(budget.streamed_bytes)}/token and what is missed")
+        if budget.is_cache_small:
+            parts.append("warning: less than one token uses")
+        parts.append(f"weights {weights}")
+        streamed = f"{show_size(budget.streamed_bytes)}/token and " if budget.streamed_bytes else ""
+        parts.append(f"flash {streamed}what a token misses")
         return " · ".join(parts)
 
     def as_dict(self) -> dict[str, Any]:
         """The same as data."""
         return {
-            "mode": str(self.budget.layout.config.mode),
+            "mode": str(self.budget.mode),
             "workers": self.config.num_workers,
             "npu": {"backend": "native", "threads": self.config.num_npu_threads, "modelled": True},
             "isa": self.isa,
@@ -95,4 +97,6 @@ class Mode:
             "streamed_bytes_per_token": self.budget.streamed_bytes,
             "neuron_cache_bytes": self.budget.layout.spans["cold"].num_bytes,
             "neuron_cache_share": self.budget.cached_share,
+            "prompt_bytes_per_chunk": self.budget.prompt_bytes,
+            "warnings": self.budget.warnings(),
         }

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polyneuron.config import env_name
+from polyneuron.config import FeedForwardMode, env_name
 from polyneuron.errors import ConfigError
 from polyneuron.model.locate import locate_model
 from polyneuron.model.sampling import SETTINGS, SamplingParams
@@ -57,6 +57,10 @@ FfnResident = Annotated[
     float,
     option("--ffn-resident", panel=ENGINE, text="share of layers kept, at most; -1: all that fit"),
 ]
+Mode = Annotated[
+    FeedForwardMode,
+    option("--mode", panel=ENGINE, text="feed forward: every neuron, or those that are not zero"),
+]
 Deterministic = Annotated[
     bool, option("--deterministic", panel=ENGINE, text="hash every step's logits")
 ]
@@ -81,14 +85,15 @@ def sampling_params(**values: Any) -> SamplingParams:
     return SamplingParams(**values)
 
 
-def budget(memory: str, ffn_resident: float, model: str) -> dict[str, Any]:
-    """The fields of EngineConfig that `--memory` and `--ffn-resident` mean."""
+def budget(memory: str, ffn_resident: float, mode: FeedForwardMode, model: str) -> dict[str, Any]:
+    """The fields of EngineConfig that `--memory`, `--ffn-resident` and `--mode` mean."""
     if not (ffn_resident == -1.0 or 0.0 <= ffn_resident <= 1.0):
         raise ConfigError(f"--ffn-resident {ffn_resident}: give 0 to 1, or -1 for all that fit")
     whole = locate_model(model).stat().st_size if memory.strip().endswith("%") else None
     return {
         "memory_bytes": parse_size(memory, "--memory", whole),
         "ffn_resident": None if ffn_resident < 0 else ffn_resident,
+        "mode": mode,
     }
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from polyneuron.cli import options
 from polyneuron.cli.options import ENGINE, option
 from polyneuron.cli.progress import LoadProgress
+from polyneuron.config import FeedForwardMode
 from polyneuron.errors import ConfigError
 from polyneuron.measure.perplexity import Perplexity, chunks_of, measure
 
@@ -29,6 +30,9 @@ def perplexity(
     ] = 512,
     chunks: Annotated[int, option("--chunks", text="score the first ones only; -1: all")] = -1,
     threads: options.Threads = 0,
+    memory: options.Memory = "0",
+    ffn_resident: options.FfnResident = -1.0,
+    mode: options.Mode = FeedForwardMode.AUTO,
     as_json: options.Json = False,
 ) -> None:
     """Perplexity of a text: the second half of every chunk of one context is scored."""
@@ -39,13 +43,16 @@ def perplexity(
     from polyneuron.engine import Engine
 
     config = EngineConfig(
-        num_ctx=ctx_size, num_workers=threads, max_sequences=1, max_logit_rows=LOGIT_ROWS
-    )
+        num_ctx=ctx_size, num_workers=threads, max_sequences=1, max_logit_rows=LOGIT_ROWS,
+        **options.budget(memory, ffn_resident, mode, model),
+    )  # fmt: skip
     with (
         LoadProgress("reading weights") as progress,
-        Engine(model, config, on_load=progress) as engine,
+        LoadProgress("converting") as converting,
+        Engine(model, config, on_load=progress, on_convert=converting) as engine,
     ):
-        progress.stop()
+        for bar in (progress, converting):
+            bar.stop()
         result = score_text(engine, text, chunks)
     if as_json:
         print(json.dumps(as_object(result)))

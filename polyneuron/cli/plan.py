@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from polyneuron.cli import options
+from polyneuron.config import FeedForwardMode
 from polyneuron.sizes import show_size
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def plan(
     model: options.Model,
     memory: options.Memory = "0",
     ffn_resident: options.FfnResident = -1.0,
+    mode: options.Mode = FeedForwardMode.AUTO,
     ctx_size: options.CtxSize = 0,
     threads: options.Threads = 0,
     as_json: options.Json = False,
@@ -33,18 +35,19 @@ def plan(
     from polyneuron.config import EngineConfig
     from polyneuron.host_memory import HostMemory
     from polyneuron.model.locate import locate_model
-    from polyneuron.planning.budget import fit, private_estimate, resolve_config
+    from polyneuron.planning.budget import fit_runnable, private_estimate, resolve_config
     from polyneuron.planning.source import open_source
 
-    source = open_source(locate_model(model))
-    wanted = options.budget(memory, ffn_resident, model)
+    path = locate_model(model)
+    source = open_source(path)
+    wanted = options.budget(memory, ffn_resident, mode, model)
     config = EngineConfig(num_ctx=ctx_size, num_workers=threads, max_sequences=1, **wanted)
     config = resolve_config(config, source.spec)
     limit = config.memory_bytes or HostMemory().default_budget()
-    budget = fit(source, config, limit, private_estimate(config))
-    rate = None
-    if budget.streamed_bytes and source.can_stream:
-        rate = disk_rate(source.path)
+    source, budget = fit_runnable(
+        source, config, limit, private_estimate(config), lambda layout: open_source(path, layout)
+    )
+    rate = disk_rate(path) if budget.layout.is_streaming and source.can_stream else None
     if as_json:
         sys.stdout.write(json.dumps(as_object(budget, rate)) + "\n")
         return
@@ -80,26 +83,52 @@ def table(budget: Budget) -> Table:
 
 def promises(budget: Budget, rate: float | None, *, can_stream: bool) -> list[str]:
     """What follows for every token."""
-    if not budget.streamed_bytes:
+    if not budget.layout.is_streaming:
         return ["everything stays in memory: nothing is read while it runs"]
-    lines = [f"each token reads {show_size(budget.streamed_bytes)} from the file"]
-    if rate is not None:
-        most = rate / budget.streamed_bytes
-        lines.append(f"the disk gives {rate / 1e6:.0f} MB/s: at most {most:.2f} tok/s")
+    lines = [*reading(budget), *bounds(budget, rate)]
     if not can_stream:
         lines.append("a run converts the model once into the cache folder")
-    return lines
+    return [*lines, *(f"warning: {warning}" for warning in budget.warnings())]
+
+
+def reading(budget: Budget) -> list[str]:
+    """What is read for a token, and for a prompt."""
+    chunk = f"each chunk of a prompt (up to {budget.layout.config.max_tokens} tokens)"
+    prompt = f"{show_size(budget.prompt_bytes)} from the file"
+    if not budget.layout.has_neuron_cache and budget.streamed_bytes == budget.prompt_bytes:
+        return [f"each token, and {chunk}, reads {prompt}"]
+    parts = [f"{show_size(budget.streamed_bytes)} from the file"] if budget.streamed_bytes else []
+    if budget.layout.has_neuron_cache:
+        parts.append("the neurons it misses")
+    return [f"each token reads {' and '.join(parts)}", f"{chunk} reads {prompt}"]
+
+
+def bounds(budget: Budget, rate: float | None) -> list[str]:
+    """How fast that can be when the disk gives `rate` bytes a second; nothing if not measured."""
+    if rate is None:
+        return []
+    parts = [f"a chunk of a prompt takes {budget.prompt_bytes / rate:.1f} s or more"]
+    if budget.streamed_bytes:
+        parts.insert(0, f"at most {rate / budget.streamed_bytes:.2f} tok/s")
+    return [f"the disk gives {rate / 1e6:.0f} MB/s: {', '.join(parts)}"]
 
 
 def as_object(budget: Budget, rate: float | None) -> dict[str, Any]:
-    """The same as data; null where nothing was measured."""
+    """The same as data; null where nothing was measured or can be known beforehand."""
+    has_cache, streamed = budget.layout.has_neuron_cache, budget.streamed_bytes
     return {
         "budget_bytes": budget.limit_bytes,
         "rows": [{"what": what, "bytes": num_bytes} for what, num_bytes in budget.rows()],
+        "mode": str(budget.mode),
         "num_layers": budget.num_layers,
         "num_resident_layers": budget.num_resident,
         "resident_ffn_fraction": budget.resident_ffn_fraction,
-        "bytes_per_token": budget.streamed_bytes,
+        "neuron_cache_bytes": budget.layout.spans["cold"].num_bytes,
+        "neuron_cache_share": budget.cached_share if has_cache else None,
+        "streamed_bytes_per_token": streamed,
+        "bytes_per_token": None if has_cache else streamed,
+        "prompt_bytes_per_chunk": budget.prompt_bytes,
         "disk_bytes_per_second": rate,
-        "tokens_per_second_at_most": rate / budget.streamed_bytes if rate else None,
+        "tokens_per_second_at_most": rate / streamed if rate and streamed else None,
+        "warnings": budget.warnings(),
     }

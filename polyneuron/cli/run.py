@@ -13,6 +13,7 @@ import typer
 from polyneuron.cli import options
 from polyneuron.cli.options import DEFAULTS, OUTPUT, option
 from polyneuron.cli.progress import LoadProgress
+from polyneuron.config import FeedForwardMode
 from polyneuron.errors import ConfigError, DeviceError
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def run(
     threads: options.Threads = 0,
     memory: options.Memory = "0",
     ffn_resident: options.FfnResident = -1.0,
+    mode: options.Mode = FeedForwardMode.AUTO,
     deterministic: options.Deterministic = False,
     no_display_prompt: Annotated[
         bool, option("--no-display-prompt", panel=OUTPUT, text="print the answer only")
@@ -82,7 +84,7 @@ def run(
 
     config = EngineConfig(
         num_ctx=ctx_size, num_workers=threads, deterministic=deterministic, max_sequences=1,
-        **options.budget(memory, ffn_resident, model),
+        **options.budget(memory, ffn_resident, mode, model),
     )  # fmt: skip
     with (
         LoadProgress("reading weights") as progress,

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from polyneuron.config import DEFAULT_NUM_CTX, EngineConfig, Phase, usable_cores
+from polyneuron.config import (
+    DEFAULT_NUM_CTX,
+    EngineConfig,
+    FeedForwardMode,
+    Phase,
+    usable_cores,
+)
 from polyneuron.errors import ConfigError
 from polyneuron.io.ncf_format import Layout
 from polyneuron.kernels.arena import MAX_EXECUTORS
@@ -24,6 +31,8 @@ ACTOR_BYTES = 38 * MIB
 OTHER_ACTORS = 4  # coordinator, NPU executor, I/O actor, cache actor
 HEADROOM_SHARE = 0.02
 """Of the budget, left free: page tables, sockets, what grows while running."""
+LEAST_ACTIVE_SHARE = 0.1
+"""Of a layer's neurons, those a token of the sparsest models uses; others use more."""
 
 
 def resolve_config(config: EngineConfig, spec: ModelSpec) -> EngineConfig:
@@ -108,6 +117,27 @@ class Budget:
             return 0.0
         return self.cold_slots / (self.num_resident * bundles.rows.num_neurons)
 
+    @property
+    def mode(self) -> FeedForwardMode:
+        """What feed-forward blocks compute, resolved."""
+        return self.layout.config.mode
+
+    @property
+    def is_cache_small(self) -> bool:
+        """Whether the neuron cache holds less than what one token uses, at the very least."""
+        return self.layout.has_neuron_cache and self.cached_share < LEAST_ACTIVE_SHARE
+
+    def warnings(self) -> list[str]:
+        """What this budget will make slow."""
+        if not self.is_cache_small:
+            return []
+        small = (
+            f"the neuron cache holds {self.cached_share:.1%} of its layers' neurons and one token "
+            f"uses about {LEAST_ACTIVE_SHARE:.0%} or more, so each token reads again what the one "
+            f"before it used; give more --memory or --ffn-resident, or a smaller context with -c"
+        )
+        return [small]
+
     def rows(self) -> list[tuple[str, int]]:
         """The table: what, bytes."""
         spans = self.layout.spans
@@ -150,6 +180,24 @@ def fit(source: ModelSource, config: EngineConfig, limit_bytes: int, private_byt
     return Budget(
         limit_bytes, private_bytes, layout, residency, source.spec.num_layers, planner.ffn_bytes
     )
+
+
+def fit_runnable(
+    source: ModelSource,
+    config: EngineConfig,
+    limit_bytes: int,
+    private_bytes: int,
+    become: Callable[[Layout], ModelSource],
+) -> tuple[ModelSource, Budget]:
+    """`fit` what a run opens: a GGUF that cannot run as it is has to `become` another layout."""
+    layout = source.layout_to_run(config.mode, streams=False)
+    if layout is None:
+        budget = fit(source, config, limit_bytes, private_bytes)
+        layout = source.layout_to_run(config.mode, streams=budget.layout.is_streaming)
+        if layout is None:
+            return source, budget
+    source = become(layout)
+    return source, fit(source, config, limit_bytes, private_bytes)
 
 
 @dataclass(frozen=True, slots=True)

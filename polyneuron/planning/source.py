@@ -67,6 +67,14 @@ class ModelSource:
             f"source with --layout bundles, or use --mode dense"
         )
 
+    def layout_to_run(self, wanted: FeedForwardMode, *, streams: bool) -> Layout | None:
+        """The layout a GGUF is converted to before it runs; None: it runs as it is."""
+        if self.can_stream:
+            return None
+        if self.is_sparse and (wanted is FeedForwardMode.EXACT or streams):
+            return Layout.TILES if wanted is FeedForwardMode.DENSE else Layout.BUNDLES
+        return Layout.TILES if streams else None
+
     def reads(self, layout: ArenaLayout) -> Reads:
         """What must be read before the first step, and to where."""
         if self.header is None:
@@ -78,8 +86,11 @@ class ModelSource:
         ]
 
 
-def open_source(path: Path) -> ModelSource:
-    """Open a GGUF or a neuron-cluster file; nothing but its head is read."""
+def open_source(path: Path, layout: Layout = Layout.TILES) -> ModelSource:
+    """Open a GGUF or a neuron-cluster file; nothing but its head is read.
+
+    A GGUF is laid out as a file of `layout`: it is run as tiles, for bundles it is converted.
+    """
     if is_ncf(path):
         ncf = read_ncf(path)
         if ncf.manifest.layout is Layout.BUNDLES:
@@ -88,7 +99,9 @@ def open_source(path: Path) -> ModelSource:
     header = read_header(path)
     check_supported(header)
     spec = describe(header)
-    plan = plan_gguf(header, spec, Layout.TILES, NcfSource("gguf", header.file_bytes, ""))
+    plan = plan_gguf(header, spec, layout, NcfSource("gguf", header.file_bytes, ""))
+    if layout is Layout.BUNDLES:
+        neuron_rows(plan.manifest)
     return ModelSource(path, spec, header.metadata, plan.manifest, header)
 
 

@@ -84,7 +84,7 @@ static uint8_t *random_tiles(int type, size_t num_tiles, size_t cols)
     return tiles;
 }
 
-static uint8_t *random_rows(int type, size_t num_rows, size_t cols)
+static uint8_t *random_stored_rows(int type, size_t num_rows, size_t cols)
 {
     const size_t bytes = row_bytes(type, cols);
     const size_t quant_bytes = type == STORAGE_Q8 ? cols : type == STORAGE_F16 ? 0 : cols / 2;
@@ -118,7 +118,7 @@ static void run_weights(int first, int type, size_t cols, size_t num_tokens, siz
 
     const uint32_t ids[] = {4, 0, 18, 7, 7, 1, 2, 3, 18, 9, 11};
     const size_t num_ids = sizeof ids / sizeof ids[0];
-    uint8_t *rows = random_rows(type, 19, cols);
+    uint8_t *rows = random_stored_rows(type, 19, cols);
     float *dots = heap(num_ids * sizeof *dots);
     dot_rows(type, dots, rows, row_bytes(type, cols), ids, num_ids, cols, input);
     check(first, "dot_rows", dots, num_ids * sizeof *dots);
@@ -244,6 +244,17 @@ static void run_tiles_from_rows(int first, int type, size_t num_rows, size_t col
     free(rows);
 }
 
+/* Rows that end with the buffer and begin at odd addresses. */
+static void run_random_rows(int first, size_t num_rows, size_t row_words)
+{
+    static const uint32_t row_ids[] = {4294967295u, 0, 7, 7, 1};
+    const size_t stride = 8 * row_words + 3, bytes = 1 + (num_rows - 1) * stride + 8 * row_words;
+    uint8_t *rows = heap(bytes);
+    memset(rows, 0, bytes);
+    random_rows(rows + 1, stride, row_ids, num_rows, row_words, 18446744073709551615u);
+    check(first, "random_rows", rows, bytes);
+}
+
 static void run_all(int first)
 {
     static const size_t quant_cols[] = {32, 64, 96, 512, 544, 1056};
@@ -266,6 +277,8 @@ static void run_all(int first)
         for (size_t j = 0; j < sizeof positions / sizeof positions[0]; j++)
             run_attention(first, head_dims[i], 1 + (i + j) % 9, positions[j]);
     run_packing(first);
+    for (size_t i = 1; i <= 5; i++)
+        run_random_rows(first, i, 4 * i - 3);
     for (int type = STORAGE_F32; type <= STORAGE_Q4M; type++)
         for (size_t i = 0; i < sizeof quant_cols / sizeof quant_cols[0]; i++)
             run_tiles_from_rows(first, type, 1 + 19 * i,

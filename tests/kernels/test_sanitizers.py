@@ -9,7 +9,7 @@ import pytest
 from polyneuron.kernels import isa as isa_module
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ["dispatch.c", "pack.c", "row_tiles.c"]
+SOURCES = ["dispatch.c", "pack.c", "random_rows.c", "row_tiles.c"]
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 FLAGS = ["-O1", "-g", "-std=c11", "-D_GNU_SOURCE", "-ffp-contract=off", "-Wall", "-Wextra"]
 

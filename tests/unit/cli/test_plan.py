@@ -28,6 +28,12 @@ def gguf(tmp_path: Path) -> Path:
     return write_tiny_gguf(tmp_path / "tiny.gguf", MODEL)
 
 
+@pytest.fixture
+def relu(tmp_path: Path) -> Path:
+    model = TinyModel(family="bamboo", num_layers=4, d_ff=160, tensor_type="Q4_0")
+    return write_tiny_gguf(tmp_path / "relu.gguf", model)
+
+
 def as_json(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
     assert plan(*words, "--json") == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -49,10 +55,49 @@ class TestPlan:
         assert found["bytes_per_token"] > 0
         assert sum(row["bytes"] for row in found["rows"]) == found["budget_bytes"] == 2 << 30
 
+    def test_neuron_cache_has_its_row_and_its_reads(
+        self, relu: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        words = ("-m", relu, "--mode", "exact", "--memory", "2GiB", "--ffn-resident", 0.6)
+        found = as_json(capsys, *words)
+        assert found["mode"] == "exact"
+        assert found["bytes_per_token"] is None  # misses are known only afterwards
+        assert 0.1 < found["neuron_cache_share"] < 1 and found["warnings"] == []
+        assert found["prompt_bytes_per_chunk"] > found["streamed_bytes_per_token"]
+        assert sum(row["bytes"] for row in found["rows"]) == 2 << 30
+        assert plan(*words) == 0
+        shown = capsys.readouterr().out
+        for part in ("gates of feed-forward", "neuron cache (", "the neurons it misses",
+                     "each chunk of a prompt (up to 512 tokens) reads"):  # fmt: skip
+            assert part in shown
+
+    def test_mode_of_a_gguf_decides_its_layout(
+        self, relu: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        modes = {mode: as_json(capsys, "-m", relu, "--mode", mode) for mode in ("auto", "exact")}
+        assert modes["auto"]["mode"] == "dense"  # it fits, so it runs as it is
+        assert modes["exact"]["mode"] == "exact"
+        words = ("-m", relu, "--ffn-resident", 0.5)
+        assert as_json(capsys, *words)["mode"] == "exact"
+        assert as_json(capsys, *words, "--mode", "dense")["neuron_cache_share"] is None
+
+    def test_small_neuron_cache_is_warned_of(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        model = TinyModel(family="bamboo", num_layers=24, d_ff=512, tensor_type="Q4_0")
+        path = write_tiny_gguf(tmp_path / "deep.gguf", model)
+        words = ("-m", path, "--mode", "exact", "--ffn-resident", 0.14)
+        (warning,) = as_json(capsys, *words)["warnings"]
+        assert "% of its layers' neurons" in warning and "--memory" in warning
+        assert plan(*words) == 0
+        assert f"warning: {warning}" in capsys.readouterr().out
+
     def test_table_names_conversion(self, gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert plan("-m", gguf, "--ffn-resident", 0, "--memory", "2GiB") == 0
         shown = capsys.readouterr().out
-        assert "each token reads" in shown and "converts the model once" in shown
+        assert (
+            "each token, and each chunk of a prompt" in shown and "converts the model once" in shown
+        )
 
     @pytest.mark.parametrize(
         ("words", "said"),
@@ -60,6 +105,8 @@ class TestPlan:
             (("--memory", "1MB"), "at least"),
             (("--memory", "lots"), "--memory 'lots'"),
             (("--ffn-resident", "2"), "--ffn-resident 2.0"),
+            (("--mode", "fast"), "'fast' is not one of 'auto', 'dense', 'exact'"),
+            (("--mode", "exact"), "--mode exact: silu activations are never exactly zero"),
             (("-m", "nowhere.gguf"), "nowhere.gguf"),
         ],
     )
