@@ -23,7 +23,7 @@ help:
 	@echo "make test       lint, then every test"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      speed beside llama.cpp on this machine (compiles llama.cpp once: minutes)"
-	@echo "make model-7b   write random weights of a 7B model's shape, 3.8 GB, into the cache folder"
+	@echo "make model-7b   write random weights of Mistral-7B's shape, twice 4.1 GB, into the cache folder"
 	@echo "make bench-7b   the same on them; once they are there, make bench includes them"
 	@echo "make bench-streaming  the same file in 3 GiB of memory, beside llama.cpp's mmap (needs cgroups)"
 	@echo "make bench-io   the reading of files beside a bare loop of reads on this disk"

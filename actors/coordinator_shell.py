@@ -12,6 +12,7 @@ from typing import Any
 import ray
 
 from polyneuron.actors.coordinator import CoordinatorState, RequestStatus, StepPlan
+from polyneuron.actors.io_counters import IoCounters, IoMeter
 from polyneuron.actors.messages import SubmitRequest
 from polyneuron.actors.readers import Readers
 from polyneuron.actors.sequence_run import Mailbox, SequenceRun
@@ -73,6 +74,7 @@ class CoordinatorShell:
         self._state = CoordinatorState(layout.config, layout.num_kv_blocks)
         self._arena = attach_arena(refs)
         self._runner = StepRunner(self._arena, spec, layout)
+        self._io_meter = IoMeter(self._arena, layout) if layout.is_streaming else None
         return os.getpid()
 
     @ray.method(concurrency_group="control")
@@ -198,11 +200,18 @@ class CoordinatorShell:
             return
         with self._changed:
             self._state.computed(plan)
+            if self._io_meter is not None:
+                self._count_io(plan, self._io_meter.take())
             for row_index, row in zip(plan.logit_rows, logits, strict=True):
                 planned = plan.rows[row_index]
                 run = self._runs.get(planned.sequence.request.request_id)
                 if run is not None:
                     self._take_logits(run, row, planned.position, step_ns)
+
+    def _count_io(self, plan: StepPlan, io: IoCounters) -> None:
+        for request_id in {row.sequence.request.request_id for row in plan.rows}:
+            if run := self._runs.get(request_id):
+                run.step_done(plan.phase, io)
 
     def _take_logits(self, run: SequenceRun, logits: Any, position: int, step_ns: int) -> None:
         sequence = run.sequence

@@ -7,6 +7,8 @@ from typing import Any, Self
 
 import msgpack
 
+from polyneuron.actors.io_counters import NO_IO, IoCounters
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -55,11 +57,18 @@ class RequestOutcome(Message):
     top_logprobs: list[list[tuple[int, float]]]
     scores: list[float]
     """Log-probabilities asked for by `score_from`."""
+    prefill_io: IoCounters = NO_IO
+    """Of the steps that computed the prompt; a step of several sequences counts for each."""
+    decode_io: IoCounters = NO_IO
+    miss_rates: list[float] = field(default_factory=list)
+    """Of decode steps that used the neuron cache: the share of neurons it did not have."""
     error: str | None = None
 
     def __post_init__(self) -> None:
         rows = [[(token_id, value) for token_id, value in row] for row in self.top_logprobs]
         object.__setattr__(self, "top_logprobs", rows)  # msgpack has no tuples
+        for name in ("prefill_io", "decode_io"):
+            object.__setattr__(self, name, IoCounters(*getattr(self, name)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyneuron.actors.coordinator import Sequence
+from polyneuron.actors.io_counters import NO_IO, IoCounters
 from polyneuron.actors.messages import RequestOutcome
+from polyneuron.config import Phase
 from polyneuron.kernels.arena import Arena
 from polyneuron.model.sampling import Sampler, SamplingParams, log_probabilities
 from polyneuron.planning.layout import MAILBOX_HEAD_BYTES, ArenaLayout
@@ -84,6 +86,9 @@ class SequenceRun:
     token_ns: list[int] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
+    prefill_io: IoCounters = NO_IO
+    decode_io: IoCounters = NO_IO
+    miss_rates: list[float] = field(default_factory=list)
     digest: Any = None
 
     @classmethod
@@ -111,6 +116,15 @@ class SequenceRun:
             self.top_logprobs.append(log_probabilities(logits, self.sequence.request.top_logprobs))
         return self.sampler.sample(logits)
 
+    def step_done(self, phase: Phase, io: IoCounters) -> None:
+        """Count what a step read that computed something of this request."""
+        if phase is Phase.PREFILL:
+            self.prefill_io = self.prefill_io.plus(io)
+            return
+        self.decode_io = self.decode_io.plus(io)
+        if io.hit_rate is not None:
+            self.miss_rates.append(1.0 - io.hit_rate)
+
     def token_done(self, now_ns: int, step_ns: int) -> None:
         """Count a token that has just been sampled."""
         if self.first_token_ns == 0:
@@ -133,5 +147,8 @@ class SequenceRun:
             logits_sha256=self.digest.hexdigest() if self.digest is not None else None,
             top_logprobs=self.top_logprobs,
             scores=self.scores,
+            prefill_io=self.prefill_io,
+            decode_io=self.decode_io,
+            miss_rates=self.miss_rates,
             error=error,
         )

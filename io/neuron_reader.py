@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from polyneuron.errors import ConfigError, DeviceError
+from polyneuron.errors import ConfigError, DeviceError, ProtocolError
 from polyneuron.io.block_device import (
     MAX_ATTEMPTS,
     STALL_TIMEOUT_NS,
@@ -20,6 +20,7 @@ from polyneuron.io.block_device import (
 )
 from polyneuron.io.file_device import DeviceOptions, FileDevice, open_device
 from polyneuron.kernels.arena import Arena, NeuronRead, monotonic_ns
+from polyneuron.kernels.neuron_cache import NeuronCache
 
 SLICE_NS = 200_000_000
 BATCH = 64
@@ -45,9 +46,11 @@ class NeuronReader:
     def run(self) -> int:
         """Perform orders until the ring stops (0) or a read fails for good: then its errno.
 
+        Begins with what a reader before it took and did not end, as one whose process was lost.
         A neuron that failed is absent again and the ring's `error` is set. Nothing is under way
         afterwards, unless the device hangs (ETIMEDOUT); what was not taken waits for the next call.
         """
+        self._resume()
         if isinstance(self._device, FileDevice):
             return self._run_in_c(self._device)
         try:
@@ -55,6 +58,14 @@ class NeuronReader:
         except DeviceError as error:
             self._reads.error = error.errno or errno.EIO
             return int(self._reads.error)
+
+    def _resume(self) -> None:
+        cache = NeuronCache(self._arena.address + self._reads.cache)
+        while not self._reads.stop:
+            # A holder that was lost keeps the lock until the cache is formatted.
+            with suppress(ProtocolError), cache.locked(SLICE_NS):
+                self._arena.resume_neuron_reads(self._offset)
+                return
 
     def _run_in_c(self, device: FileDevice) -> int:
         while True:

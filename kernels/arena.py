@@ -260,7 +260,7 @@ class Arena:
         return lib.neuron_reads_at(self.base, offset)
 
     def resume_neuron_reads(self, offset: int) -> int:
-        """Order what is still loading anew, as a new reader does; the cache's lock is held."""
+        """Order anew what a reader that is gone had taken; the cache's lock is held."""
         return int(lib.neuron_reads_resume(self.base, offset))
 
     def pop_neuron_reads(self, offset: int, max_orders: int, timeout_ns: int) -> list[NeuronRead]:

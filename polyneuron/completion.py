@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from polyneuron.actors.io_counters import NO_IO, IoCounters
 from polyneuron.actors.messages import RequestOutcome
 
 
@@ -50,6 +51,36 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestIo:
+    """What one request's steps read and waited for; a figure is None where nothing was measured.
+
+    A step that computed several sequences counts whole for each of them.
+    """
+
+    prefill: IoCounters = NO_IO
+    """Of the steps that computed the prompt."""
+    decode: IoCounters = NO_IO
+    bytes_per_token: float | None = None
+    reads_per_token: float | None = None
+    hit_rate: float | None = None
+    """Of the neurons needed beyond their gates, those whose rows were in memory."""
+    miss_rate_p99: float | None = None
+    """99 in 100 tokens missed at most this share."""
+    critical_path_share: float | None = None
+    """Of the workers' time in decode, what they waited for weights."""
+
+    def as_dict(self) -> dict[str, float | None]:
+        """The `io` object of `run --json`."""
+        return {
+            "bytes_per_token": self.bytes_per_token,
+            "reads_per_token": self.reads_per_token,
+            "hit_rate": self.hit_rate,
+            "miss_rate_p99": self.miss_rate_p99,
+            "critical_path_share": self.critical_path_share,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """Text and tokens of one request."""
 
@@ -61,6 +92,7 @@ class Completion:
     logits_sha256: str | None
     top_logprobs: list[list[tuple[int, float]]]
     timings: Timings
+    io: RequestIo
 
 
 def token_statistics(token_ns: list[int]) -> dict[str, float | None]:
@@ -84,4 +116,21 @@ def timings_of(outcome: RequestOutcome, load_ms: float, num_tokens: int) -> Timi
         predicted_ms=sum(outcome.token_ns) / 1e6,
         token_ms=token_statistics(outcome.token_ns),
         outside_ms=outcome.outside_ns / steps / 1e6 if steps else None,
+    )
+
+
+def io_of(outcome: RequestOutcome, num_workers: int) -> RequestIo:
+    """What the steps of an ended request read."""
+    prefill, decode, steps = outcome.prefill_io, outcome.decode_io, len(outcome.token_ns)
+    if not steps or not decode.bytes_read + decode.hits:
+        return RequestIo(prefill, decode)
+    misses = outcome.miss_rates
+    return RequestIo(
+        prefill,
+        decode,
+        bytes_per_token=decode.bytes_read / steps,
+        reads_per_token=decode.reads / steps,
+        hit_rate=decode.hit_rate,
+        miss_rate_p99=float(np.percentile(misses, 99)) if misses else None,
+        critical_path_share=decode.stall_ns / (num_workers * sum(outcome.token_ns)),
     )

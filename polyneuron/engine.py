@@ -26,7 +26,7 @@ from polyneuron.generation import Generation, OpenRequest, make_stops
 from polyneuron.host_memory import HostMemory
 from polyneuron.io.ncf_format import Layout
 from polyneuron.io.weight_reader import ReadReport
-from polyneuron.io_report import IoReport, LayerActivity, io_report, layer_activity
+from polyneuron.io_report import LayerActivity, layer_activity
 from polyneuron.mode import Mode
 from polyneuron.model.chat_template import ChatTemplate
 from polyneuron.model.locate import locate_model
@@ -328,10 +328,6 @@ class Engine:
     def mode(self) -> Mode:
         """How this engine runs: `line()` before the first token, `as_dict()` as data."""
         return Mode(self.source, self.config, self.budget, self.read_report, self.isa)
-
-    def io(self) -> IoReport:
-        """What was read for the tokens so far."""
-        return io_report(self.actors.arena, self.layout)
 
     def activity(self) -> list[LayerActivity]:
         """How many neurons of each layer the tokens so far activated; empty of tiles."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from polyneuron.actors.messages import RequestOutcome, SubmitRequest
 from polyneuron.actors.sequence_run import Mailbox
-from polyneuron.completion import Completion, timings_of
+from polyneuron.completion import Completion, io_of, timings_of
 from polyneuron.errors import EngineError
 from polyneuron.model.stream import StopMatcher, StreamDecoder
 
@@ -117,6 +117,7 @@ class Generation:
             logits_sha256=outcome.logits_sha256,
             top_logprobs=outcome.top_logprobs,
             timings=timings_of(outcome, self._engine.load_ms, len(self._tokens)),
+            io=io_of(outcome, self._engine.config.num_workers),
         )
 
     @property

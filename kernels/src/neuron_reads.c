@@ -56,18 +56,25 @@ void neuron_reads_push(void *base, uint64_t offset, const struct neuron_miss *mi
     wake_reader(reads);
 }
 
+static int is_waiting(struct neuron_reads *reads, uint32_t neuron) {
+    for (uint32_t order = reads->taken; order != reads->pushed; order++)
+        if (place(reads, order)->neuron == neuron)
+            return 1;
+    return 0;
+}
+
 uint32_t neuron_reads_resume(void *base, uint64_t offset) {
     struct neuron_reads *reads = at(base, offset);
     const void *cache = at(base, reads->cache);
     uint32_t num_neurons = reads->file.neurons_per_layer * reads->file.num_layers, count = 0;
-    reads->taken = reads->ended = reads->pushed;
     for (uint32_t neuron = 0; neuron < num_neurons; neuron++) {
-        if (neuron_cache_state(cache, neuron) != NEURON_LOADING)
+        if (neuron_cache_state(cache, neuron) != NEURON_LOADING || is_waiting(reads, neuron))
             continue;
         struct neuron_miss miss = {neuron, neuron_cache_slot(cache, neuron)};
         neuron_reads_push(base, offset, &miss, 1);
         count++;
     }
+    reads->ended = reads->taken;
     return count;
 }
 

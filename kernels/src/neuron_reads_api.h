@@ -44,7 +44,7 @@ struct neuron_reads *neuron_reads_at(void *base, uint64_t offset);
 /* Cache's lock held. Order reads and wake the reader, if it sleeps. */
 void neuron_reads_push(void *base, uint64_t offset, const struct neuron_miss *misses, uint32_t n);
 /* Cache's lock held, no reader at work. A new reader begins in the place of one that is gone: what
- * is still loading is ordered anew. Returns the number of orders. */
+ * that one took and did not end is ordered anew. Returns the number of such orders. */
 uint32_t neuron_reads_resume(void *base, uint64_t offset);
 /* The reader's side, for readers that perform reads themselves. Take up to max orders, waiting at
  * most timeout_ns for the first; returns their number, 0 once the ring has been stopped. */

@@ -9,6 +9,7 @@ import typer
 
 from polyneuron.cli.bench import bench
 from polyneuron.cli.convert import convert
+from polyneuron.cli.doctor import doctor
 from polyneuron.cli.inspect import inspect
 from polyneuron.cli.perplexity import perplexity
 from polyneuron.cli.plan import plan
@@ -17,7 +18,7 @@ from polyneuron.cli.synth import synth
 from polyneuron.cli.verify import verify
 
 COMMANDS: tuple[Callable[..., Any], ...] = (
-    run, plan, perplexity, bench, inspect, convert, synth, verify,
+    run, plan, perplexity, bench, inspect, convert, synth, verify, doctor,
 )  # fmt: skip
 # BadParameter < UsageError < ClickException, of whichever click this typer brings.
 UsageFault: type[Exception] = typer.BadParameter.__mro__[2]

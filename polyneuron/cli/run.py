@@ -17,7 +17,7 @@ from polyneuron.config import FeedForwardMode
 from polyneuron.errors import ConfigError, DeviceError
 
 if TYPE_CHECKING:
-    from polyneuron.completion import Completion
+    from polyneuron.completion import Completion, RequestIo
     from polyneuron.engine import Engine
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
@@ -173,15 +173,22 @@ def summary_line(engine: Engine, completion: Completion) -> str:
         f"memory {memory.peak_bytes >> 20} MiB of {engine.budget.limit_bytes >> 20} "
         f"(arena {memory.arena_bytes >> 20}, Ray's daemons {memory.ray_bytes >> 20})"
     )
-    io = engine.io()
-    if io.bytes_per_token:
-        parts.append(f"flash {io.bytes_per_token / 2**20:.0f} MiB a token")
-    return "measured: " + " · ".join(parts)
+    return "measured: " + " · ".join([*parts, *io_parts(completion.io)])
+
+
+def io_parts(io: RequestIo) -> list[str]:
+    """What was read for a token, how often that was needed, and the time waited for it."""
+    if io.bytes_per_token is None or io.critical_path_share is None:
+        return []
+    parts = [f"flash {io.bytes_per_token / 2**20:.1f} MiB a token"]
+    if io.hit_rate is not None:
+        parts.append(f"hit rate {io.hit_rate:.1%}")
+    return [*parts, f"waited for it {io.critical_path_share:.0%} of the time"]
 
 
 def as_object(engine: Engine, completion: Completion) -> dict[str, Any]:
     """The `run --json` object; null where nothing was measured."""
-    memory, io = engine.memory(), engine.io()
+    memory = engine.memory()
     return {
         "text": completion.text,
         "prompt_tokens": completion.prompt_tokens,
@@ -196,12 +203,6 @@ def as_object(engine: Engine, completion: Completion) -> dict[str, Any]:
             "arena_bytes": memory.arena_bytes,
             "resident_ffn_fraction": engine.budget.resident_ffn_fraction,
         },
-        "io": {
-            "bytes_per_token": io.bytes_per_token,
-            "reads_per_token": io.reads_per_token,
-            "hit_rate": None,
-            "miss_rate_p99": None,
-            "critical_path_share": None,
-        },
+        "io": completion.io.as_dict(),
         "mode": engine.mode().as_dict(),
     }

@@ -37,19 +37,19 @@ def synth(
     output: Annotated[Path, option("--output", "-o", text="the .ncf file to write")],
     gguf: Annotated[
         Path | None,
-        option("--gguf", text="also the same weights as a GGUF of type llama, for other engines"),
+        option("--gguf", text="its twin, the same weights; llama.cpp runs it, with SiLU for dReLU"),
     ] = None,
     sparsity: Annotated[
         float | None,
-        option("--sparsity", text="share of neurons a token leaves inactive; 0.9 with dReLU"),
+        option("--sparsity", text="share of neurons a token leaves inactive; 0.9"),
     ] = None,
-    seed: Annotated[int, option("--seed", "-s", text="the same seed gives the same bytes")] = 0,
+    seed: Annotated[int, option("--seed", "-s", text="same seed, same bytes")] = 0,
     layout: Annotated[
-        LayoutChoice, option("--layout", text="auto: bundles with dReLU, else tiles")
+        LayoutChoice, option("--layout", text="auto: bundles for dReLU")
     ] = LayoutChoice.AUTO,
     quant: Annotated[Quant, option("--quant", text="type of the matrices")] = Quant.Q4,
     hot_first: Annotated[
-        bool, option("--hot-first", text="bundles hottest first, as a profile would order them")
+        bool, option("--hot-first", text="order bundles as a profile would")
     ] = False,
     layers: Annotated[int | None, option("--layers", panel=SHAPE, text="layers")] = None,
     d_model: Annotated[int | None, option("--d-model", panel=SHAPE, text="width")] = None,

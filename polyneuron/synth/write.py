@@ -55,7 +55,8 @@ class SynthSettings:
             )
         if self.sparsity is not None and not MIN_SPARSITY <= self.sparsity <= MAX_SPARSITY:
             raise ConfigError(f"--sparsity {self.sparsity}: give {MIN_SPARSITY} to {MAX_SPARSITY}")
-        if self.is_hot_first and self.chosen_layout is not Layout.BUNDLES:
+        layout = choose_layout(self.spec, self.layout)  # refuses what cannot be
+        if self.is_hot_first and layout is not Layout.BUNDLES:
             raise ConfigError("--hot-first: only bundles have an order; use --layout bundles")
 
     @property

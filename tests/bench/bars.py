@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from polyneuron.measure.bench_report import IDLE_SHARE_MAX, STRANGERS_SHARE_MAX, markdown
-from tests.bench.random_model import FILE_NAME, cache_folder
+from tests.bench.random_model import random_model
 
 TEXT = Path(__file__).resolve().parents[1] / "data" / "text" / "genesis_1_12.txt"
 LLAMA_CPP_PPL = 7.0892  # of TEXT at context 512, 8-bit activations
@@ -101,11 +101,11 @@ def small_model() -> Iterator[Verdict]:
 
 def big_model() -> Iterator[Verdict]:
     """Bars on the 7B shape."""
-    path = cache_folder() / FILE_NAME
-    if not path.is_file():
+    model = random_model()
+    if not model.is_there:
         yield Verdict("2", "7B shape Q4_0", "-", "-", "no file: make model-7b")
         return
-    rows = bench(str(path), "-p", "128", "-n", "32", "-r", "3")
+    rows = bench(str(model.gguf), "-p", "128", "-n", "32", "-r", "3")
     yield from ratio_verdicts("2", "7B shape Q4_0", rows, {"pp128": 1.3, "tg32": 1.0})
 
 

@@ -78,16 +78,16 @@ def stream_layers(path: Path, max_ns: int, options: DeviceOptions) -> Speed:
         arena = Arena.over(memory)
         stream = arena.layer_stream(0)
         ffi.buffer(stream)[:] = bytes(ffi.sizeof("struct layer_stream"))
-        stream.num_layers, stream.num_buffers = len(sections), NUM_BUFFERS
+        stream.num_loads, stream.num_buffers = len(sections), NUM_BUFFERS
         stream.buffers, stream.buffer_bytes = PAGE_BYTES, section_bytes
 
         def read_layers() -> None:
             with open_device(path, options=options) as device:
-                LayerReader(device, arena, 0, sections).run()
+                LayerReader(device, arena, 0, [sections]).run()
 
         start_ns = monotonic_ns()
         reading = _Reading(read_layers)
-        while monotonic_ns() < start_ns + max_ns:
+        while monotonic_ns() < start_ns + max_ns or not stream.bytes_read:
             landed = arena.wait_word(0, stream.consumed, max_ns)
             arena.store_word(ffi.offsetof("struct layer_stream", "consumed"), landed)
         num_bytes, elapsed_ns = int(stream.bytes_read), monotonic_ns() - start_ns
@@ -131,7 +131,7 @@ def read_neurons(
 
 
 def _speed(num_bytes: int, read_bytes: int, elapsed_ns: int, cpu_ns: int) -> Speed:
-    num_reads = max(num_bytes // read_bytes, 1)
+    num_reads = num_bytes // read_bytes
     return Speed(
         num_bytes * 1e9 / elapsed_ns, num_reads * 1e9 / elapsed_ns, cpu_ns / num_reads / 1e3
     )
@@ -153,6 +153,6 @@ def _order(ring: NeuronRing, batches: list[NDArray[np.uint32]], end_ns: int) -> 
         if epoch > NUM_ORDERED:
             for neuron in batches[(epoch - NUM_ORDERED) % len(batches)][::-1].tolist():
                 ring.wait(neuron)
-        if monotonic_ns() > end_ns:
-            return
+            if monotonic_ns() > end_ns:
+                return
         ring.order(epoch, batches[epoch % len(batches)])

@@ -12,7 +12,6 @@ import statistics
 import sys
 from pathlib import Path
 
-from polyneuron.model.model_cache import cached_ncf
 from tests.bench.random_model import ensure_model
 from tests.support.memory_cgroup import memory_cgroup
 
@@ -87,13 +86,12 @@ def peer(path: Path) -> tuple[float, str]:
 
 def main() -> None:
     """Print every round and the ratio of the medians."""
-    gguf = ensure_model()
-    path = cached_ncf(gguf)
+    model = ensure_model()
     speeds: dict[str, list[float]] = {"polyneuron": [], "llama.cpp mmap": []}
     for number in range(NUM_ROUNDS):
         for name, (speed, detail) in (
-            ("polyneuron", ours(path)),
-            ("llama.cpp mmap", peer(gguf)),
+            ("polyneuron", ours(model.ncf)),
+            ("llama.cpp mmap", peer(model.gguf)),
         ):
             speeds[name].append(speed)
             print(f"round {number + 1}: {name}: {speed:.3f} tok/s, {detail}", flush=True)

@@ -19,11 +19,8 @@ from polyneuron.io.ncf_reader import read_ncf
 from polyneuron.io.piece_writer import journal_path, partial_path
 from polyneuron.model.convert import convert
 from polyneuron.model.model_cache import cached_ncf
+from tests.faults.killing import MAX_EVENTS, fork, in_child, kill_at
 from tests.support.tiny_ncf import cut_small, write_source
-
-CHANGING_CALLS = ("pwrite", "write", "ftruncate", "fsync", "replace", "unlink")
-"""What changes files; a conversion is killed before and in the middle of each call of them."""
-MAX_EVENTS = 2000
 
 
 @pytest.fixture
@@ -41,50 +38,6 @@ def expected(source: Path, tmp_path: Path) -> str:
 
 def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def in_child(body: Callable[[], object]) -> int:
-    """Run `body` in a forked process; its exit status as `os.waitpid` gives it."""
-    return os.waitpid(fork(body), 0)[1]
-
-
-def fork(body: Callable[[], object], *unused: int) -> int:
-    """Start `body` in a forked process, `unused` descriptors closed there; returns its id."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            for descriptor in unused:
-                os.close(descriptor)
-            body()
-            status = 0
-        finally:
-            os._exit(status)
-    return pid
-
-
-def kill_at(event: int, *, torn: bool) -> None:
-    """Make the process kill itself at the given call; `torn`: when half of it is done."""
-    seen = 0
-
-    def counted(name: str) -> Callable[..., Any]:
-        original = getattr(os, name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal seen
-            seen += 1
-            if seen == event:
-                if torn and name in ("pwrite", "write"):
-                    data = memoryview(args[1])
-                    half = len(data) // 2 // 4096 * 4096 if name == "pwrite" else len(data) // 2
-                    original(args[0], data[:half], *args[2:])
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(*args, **kwargs)
-
-        return call
-
-    for name in CHANGING_CALLS:
-        setattr(os, name, counted(name))
 
 
 class TestKilled:

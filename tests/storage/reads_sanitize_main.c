@@ -209,7 +209,7 @@ static void resume(struct io_engine *engine) {
     order(1, neurons, 3, slots);
     CHECK(neuron_reads_pop(base, RING, taken, 2, 0) == 2);
     CHECK(neuron_cache_lock(base + CACHE, WAIT_NS) == 0);
-    CHECK(neuron_reads_resume(base, RING) == 3);
+    CHECK(neuron_reads_resume(base, RING) == 2);
     neuron_cache_unlock(base + CACHE);
     CHECK(neuron_reader_run(base, RING, engine, 0) == 0);
     for (uint32_t i = 0; i < 3; i++) {

@@ -249,9 +249,9 @@ class TestFailures:
 
 class TestRing:
     def test_orders_come_in_order(self, ring: NeuronRing) -> None:
-        slots = ring.use(1, [4, 90, 31])
-        slots += ring.use(2, [2])
-        expected = [NeuronRead(n, s) for n, s in zip([4, 31, 90, 2], _by(slots), strict=True)]
+        neurons = [4, 31, 90, 2]
+        slots = ring.use(1, neurons[:3]) + ring.use(2, neurons[3:])
+        expected = [NeuronRead(n, s) for n, s in zip(neurons, slots, strict=True)]
         assert ring.pop(3) == expected[:3]
         assert ring.pop(3) == expected[3:]
         assert ring.pop(3) == []
@@ -312,18 +312,23 @@ class TestRing:
                 thread.join(60)
         assert num_right == [5 * num_steps] * num_threads
 
-    def test_new_reader_orders_anew(self, ring: NeuronRing, path: Path, content: bytes) -> None:
+    def test_new_reader_resumes(self, ring: NeuronRing, path: Path, content: bytes) -> None:
+        """Orders that a lost reader had taken are performed, and those it had not, once each."""
         neurons = [3, 50, 100, 110]
         slots = ring.use(1, neurons)
-        assert len(ring.pop(2)) == 2  # taken by a reader that was lost
+        assert len(ring.pop(2)) == 2
         ring.end(neurons[0])
-        with ring.cache.locked(WAIT_NS):
-            assert ring.arena.resume_neuron_reads(ring.ring) == 3
         with reading(ring, path, WRAPS["c"]):
             check_landed(ring, content, neurons[1:], slots[1:])
-        assert ring.reads.pushed == ring.reads.taken == ring.reads.ended
+        assert ring.reads.pushed == ring.reads.taken == ring.reads.ended == 5
+        assert ring.reads.reads == 3
 
+    def test_healthy_ring_needs_no_resuming(self, ring: NeuronRing) -> None:
+        ring.use(1, [9, 4])
+        with ring.cache.locked(WAIT_NS):
+            assert ring.arena.resume_neuron_reads(ring.ring) == 0
+        assert [order.neuron for order in ring.pop()] == [4, 9]
 
-def _by(slots: list[int]) -> list[int]:
-    """Slots of [4, 90, 31, 2] in the order in which they were ordered."""
-    return [slots[0], slots[2], slots[1], slots[3]]
+    def test_reader_leaves_a_lock_that_is_never_free(self, ring: NeuronRing, path: Path) -> None:
+        with closing(FileDevice(path)) as device, ring.cache.locked(WAIT_NS):
+            assert RunningReader(NeuronReader(device, ring.arena, ring.ring), ring).stop() == 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from polyneuron.actors.io_counters import IoCounters
 from polyneuron.actors.messages import RequestOutcome
-from polyneuron.completion import timings_of, token_statistics
+from polyneuron.completion import RequestIo, io_of, timings_of, token_statistics
 
 MS = 1_000_000
 
@@ -36,3 +39,30 @@ class TestCompletion:
         assert timings.predicted_per_second is None
         assert timings.outside_ms is None
         assert timings.as_dict()["token_ms"] == dict.fromkeys(("mean", "p50", "p90", "p99"))
+
+
+class TestIo:
+    def test_figures_of_a_token(self) -> None:
+        decode = IoCounters(8000, 4, 12 * MS, hits=90, misses=10)
+        outcome = replace(make_outcome([10 * MS, 30 * MS]), decode_io=decode, miss_rates=[0.0, 0.2])
+        assert io_of(outcome, num_workers=2).as_dict() == {
+            "bytes_per_token": 4000.0,
+            "reads_per_token": 2.0,
+            "hit_rate": 0.9,
+            "miss_rate_p99": pytest.approx(0.198),
+            "critical_path_share": pytest.approx(12 / (2 * 40)),
+        }
+
+    def test_streamed_layers_have_no_hit_rate(self) -> None:
+        outcome = replace(make_outcome([MS]), decode_io=IoCounters(8000, 4))
+        io = io_of(outcome, 1)
+        assert (io.bytes_per_token, io.hit_rate, io.miss_rate_p99) == (8000.0, None, None)
+        assert io.critical_path_share == 0.0  # measured, and nothing was waited for
+
+    @pytest.mark.parametrize("token_ns", [[], [MS]])
+    def test_nothing_read_is_nothing_measured(self, token_ns: list[int]) -> None:
+        assert set(io_of(make_outcome(token_ns), 2).as_dict().values()) == {None}
+
+    def test_prompt_is_told_apart(self) -> None:
+        outcome = replace(make_outcome([]), prefill_io=IoCounters(bytes_read=9))
+        assert io_of(outcome, 2) == RequestIo(prefill=IoCounters(bytes_read=9))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polyneuron.actors.io_counters import IoCounters
 from polyneuron.actors.messages import (
     ExecutorStatus,
     Message,
@@ -19,6 +20,7 @@ from polyneuron.actors.messages import (
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 FLOATS = st.floats(allow_nan=False)
+COUNTERS = st.builds(IoCounters, *[st.integers(0, 2**63)] * len(IoCounters._fields))
 SAMPLING = st.dictionaries(st.text(), st.integers(-1, 2**64 - 1) | FLOATS | st.none() | st.text())
 
 MESSAGES = {
@@ -32,6 +34,7 @@ MESSAGES = {
         prefill_ns=INT32, token_ns=st.lists(st.integers(0, 2**63)), outside_ns=INT32,
         logits_sha256=st.none() | st.text(), scores=st.lists(FLOATS), error=st.none() | st.text(),
         top_logprobs=st.lists(st.lists(st.tuples(INT32, FLOATS))),
+        prefill_io=COUNTERS, decode_io=COUNTERS, miss_rates=st.lists(FLOATS),
     ),
     PlaceExecutor: st.builds(PlaceExecutor, executor=INT32, unit=INT32, core=INT32),
     ExecutorStatus: st.builds(

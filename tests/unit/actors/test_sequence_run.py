@@ -12,9 +12,10 @@ import pytest
 
 from polyneuron.actors.arena import LocalArena, format_arena
 from polyneuron.actors.coordinator import Sequence
-from polyneuron.actors.messages import SubmitRequest
+from polyneuron.actors.io_counters import NO_IO, IoCounters
+from polyneuron.actors.messages import RequestOutcome, SubmitRequest
 from polyneuron.actors.sequence_run import Mailbox, SequenceRun
-from polyneuron.config import EngineConfig
+from polyneuron.config import EngineConfig, Phase
 from polyneuron.planning.layout import plan_layout
 from polyneuron.planning.source import open_source
 from tests.support.families import gguf_path
@@ -70,6 +71,17 @@ class TestMailbox:
 
 
 class TestSequenceRun:
+    def test_reads_are_told_by_phase(self, mailboxes: list[Mailbox]) -> None:
+        run = make_run(mailboxes[0])
+        run.step_done(Phase.PREFILL, IoCounters(bytes_read=7))
+        run.step_done(Phase.DECODE, IoCounters(5, 1, 2, hits=3, misses=1))
+        run.step_done(Phase.DECODE, IoCounters(0, 0, 0, hits=4, misses=0))
+        run.step_done(Phase.DECODE, NO_IO)
+        outcome = RequestOutcome.unpack(run.outcome(9).pack())
+        assert outcome.prefill_io == IoCounters(bytes_read=7)
+        assert outcome.decode_io == IoCounters(5, 1, 2, 7, 1)
+        assert outcome.miss_rates == [0.25, 0.0]
+
     def test_digest_covers_every_row(self, mailboxes: list[Mailbox]) -> None:
         run = make_run(mailboxes[0], hash_logits=True)
         rows = np.arange(6, dtype=np.float32).reshape(2, 3)

@@ -10,7 +10,7 @@ from polyneuron.config import Phase
 from polyneuron.errors import ConfigError, EngineError
 from polyneuron.measure import llama_cpp_peer
 from polyneuron.measure.llama_cpp_peer import LlamaCpp
-from tests.bench.random_model import SMALL, write_random_model
+from tests.support.synthetic import small_settings, write_synth
 from tests.support.tiny_gguf import write_tiny_gguf
 
 
@@ -53,10 +53,11 @@ needs_peer = pytest.mark.skipif(
 class TestPeer:
     """The peer's process on a tiny model; it needs no cluster."""
 
-    def test_it_computes_and_leaves(self, tmp_path: Path) -> None:
-        write_random_model(tmp_path / "small.gguf", SMALL)
+    @pytest.mark.parametrize("shape", ["mistral-7b", "bamboo-7b"])
+    def test_it_computes_and_leaves(self, shape: str, tmp_path: Path) -> None:
+        write_synth(tmp_path, small_settings(shape))
         with LlamaCpp() as peer:
-            peer.open(tmp_path / "small.gguf", 1, 33)
+            peer.open(tmp_path / "synth.gguf", 1, 33)
             at_once = peer.run(Phase.PREFILL, list(range(3, 35)))
             one_by_one = peer.run(Phase.DECODE, list(range(3, 35)))
             assert at_once.token_ms is None
