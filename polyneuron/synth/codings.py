@@ -78,8 +78,8 @@ class Coding:
         """rows (n, row_bytes(m)) made with tile_scales -> (m, row_bytes(n)), the same values."""
         raise NotImplementedError
 
-    def ggml_rows(self, rows: Bytes) -> Bytes:
-        """The rows as a GGUF holds them (num_rows, ggml row bytes)."""
+    def to_ggml(self, rows: Bytes, out: Bytes) -> None:
+        """The rows as a GGUF holds them, into out of the same shape, without gaps."""
         raise NotImplementedError
 
 
@@ -134,15 +134,12 @@ class QuantisedCoding(Coding):
         out_scales.reshape(num_blocks, BLOCK_COLS, num_tiles)[:] = scales[::BLOCK_COLS].T[:, None]
         return out
 
-    def ggml_rows(self, rows: Bytes) -> Bytes:
+    def to_ggml(self, rows: Bytes, out: Bytes) -> None:
         """Each scale before its quants."""
         quants, scales = self._parts(rows)
-        num_rows, num_blocks = scales.shape
-        block = np.dtype([("scale", "<u2"), ("quants", "u1", (self.quant_bytes,))])
-        out = np.empty((num_rows, num_blocks), block)
-        out["scale"] = scales
-        out["quants"] = quants.reshape(num_rows, num_blocks, -1)
-        return out.view(np.uint8)
+        blocks = out.view(np.dtype([("scale", "<u2"), ("quants", "u1", (self.quant_bytes,))]))
+        blocks["scale"] = scales
+        blocks["quants"] = quants.reshape(*scales.shape, self.quant_bytes)
 
     def _parts(self, rows: Bytes) -> tuple[Bytes, NDArray[np.uint16]]:
         """Quants (num_rows, bytes) and scales (num_rows, blocks) of rows."""
@@ -214,9 +211,9 @@ class HalfCoding(Coding):
         """A plain transposition."""
         return np.ascontiguousarray(rows.view(np.uint16).T).view(np.uint8)
 
-    def ggml_rows(self, rows: Bytes) -> Bytes:
+    def to_ggml(self, rows: Bytes, out: Bytes) -> None:
         """They are the same."""
-        return rows
+        out[:] = rows
 
 
 Q4 = Q4Coding(StorageType.Q4, GgmlType.Q4_0)

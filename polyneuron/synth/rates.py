@@ -57,6 +57,7 @@ def squared_excess(threshold: float) -> float:
     return (1.0 + threshold**2) * tail - threshold * NORMAL.pdf(threshold)
 
 
+@lru_cache(maxsize=4)
 def squared_activation(num_neurons: int, sparsity: float) -> float:
     """Sum over all neurons of E[(relu(gate) relu(up))^2], gate and up of standard deviation 1."""
     gates = math.fsum(squared_excess(float(t)) for t in gate_thresholds(num_neurons, sparsity))

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from polyneuron.io.gguf_writer import GgufPlan, GgufWriter, is_planned, plan_gguf_file
 from polyneuron.io.ncf_pieces import MadePiece
 from polyneuron.io.output_file import OutputFile
@@ -82,12 +84,14 @@ class TwinPieces:
         if piece.index is None:
             return MadePiece(memoryview(self._plan.head), {})
         tensor = self._plan.tensors[piece.index]
+        out, used = np.empty(piece.num_bytes, np.uint8), piece.num_rows * tensor.row_bytes
         if tensor.type_id == GgmlType.F32:
-            raw = self._source.vector(tensor.name).tobytes()
+            out[:used] = self._source.vector(tensor.name).view(np.uint8)
         else:
             rows = self._source.rows(tensor.name, piece.first_row, piece.num_rows)
-            raw = self._source.coding(tensor.name).ggml_rows(rows).tobytes()
-        return MadePiece(memoryview(raw.ljust(piece.num_bytes, b"\0")), {})
+            self._source.coding(tensor.name).to_ggml(rows, out[:used].reshape(rows.shape))
+        out[used:] = 0
+        return MadePiece(out.data, {})
 
 
 def twin_file(
