@@ -113,3 +113,13 @@ def cpu_ticks(pid: int) -> int:
     """User and system time a process has used, in clock ticks (os.sysconf("SC_CLK_TCK"))."""
     fields = _stat_fields(pid)
     return 0 if fields is None else int(fields[11]) + int(fields[12])
+
+
+def read_bytes(pid: int) -> int | None:
+    """Bytes a process had read from disks, page faults included; None where that is not told."""
+    try:
+        text = (_PROC / str(pid) / "io").read_text()
+    except OSError:
+        return None
+    fields = dict(line.split(": ") for line in text.splitlines())
+    return int(fields["read_bytes"])

@@ -50,6 +50,18 @@ CASES = tuple(
 )
 
 
+LAYER_READS = ProbeCase(Pattern.SEQUENTIAL, 1024 * KIB, 8)
+"""As layers are read."""
+
+
+def neuron_reads(path: Path, read_bytes: int) -> ProbeCase:
+    """As single neurons of `read_bytes` are read from a file, in whole sectors of its device."""
+    options = DeviceOptions()
+    with closing(FileDevice(path, options)) as device:
+        sector = device.info().offset_alignment
+    return ProbeCase(Pattern.RANDOM, -(-read_bytes // sector) * sector, options.queue_depth)
+
+
 @dataclass(frozen=True, slots=True)
 class ProbeRow:
     """What one case gave."""

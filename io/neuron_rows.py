@@ -56,12 +56,17 @@ def rows_of_tiles(storage: StorageType, tiles: Bytes, num_rows: int, cols: int) 
 
 
 def decode_neuron_rows(storage: StorageType, rows: Bytes, cols: int) -> F32:
-    """The values (num_rows, cols) of rows in q8, f16 or f32, as the kernels read them."""
-    if storage is not StorageType.Q8:
+    """The values (num_rows, cols) of rows in q8, q4, f16 or f32, as the kernels read them."""
+    if not storage.is_quantised:
         kind = np.float16 if storage is StorageType.F16 else np.float32
         return rows.view(kind).astype(np.float32, copy=False)
-    quants = rows[:, :cols].view(np.int8).reshape(len(rows), -1, BLOCK_COLS)
-    scales = np.ascontiguousarray(rows[:, cols:]).view(np.float16).astype(np.float32)
+    quant_bytes = cols if storage is StorageType.Q8 else cols // 2
+    packed = rows[:, :quant_bytes].reshape(len(rows), cols // BLOCK_COLS, -1)
+    if storage is StorageType.Q8:
+        quants = packed.view(np.int8)
+    else:
+        quants = np.concatenate([packed & 15, packed >> 4], axis=2).astype(np.int8) - np.int8(8)
+    scales = np.ascontiguousarray(rows[:, quant_bytes:]).view(np.float16).astype(np.float32)
     values: F32 = quants.astype(np.float32) * scales[:, :, None]
     return values.reshape(len(rows), cols)
 

@@ -10,17 +10,22 @@ from polyneuron.planning.layout import ArenaLayout
 
 @dataclass(frozen=True, slots=True)
 class LayerActivity:
-    """One layer's decode steps so far."""
+    """One layer's decode steps so far; shares are of its neurons, means over the tokens.
+
+    The decode program computes generated tokens, and the tokens of a prompt whose chunks are as
+    short as a decode step; those of longer chunks are not counted.
+    """
 
     tokens: int
     gated_share: float
-    """Of its neurons, those whose gate was not zero."""
+    """The value that decides (gate, or up where there is none) is above zero: its up and down rows
+    are needed. Counted in dense mode too."""
     active_share: float
-    """Those that reached the down rows: their product was not zero."""
+    """The product that meets the down matrix is not zero; in dense mode every neuron counts."""
 
 
 def layer_activity(arena: Arena, layout: ArenaLayout) -> list[LayerActivity]:
-    """How many neurons of each layer decode steps activated so far."""
+    """How many neurons of each layer decode steps activated so far; empty of tiles."""
     if layout.bundles is None:
         return []
     activities = []

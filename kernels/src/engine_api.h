@@ -106,11 +106,14 @@ struct cluster_work {
     uint32_t reserved[14];
 };
 
-/* Counts of one layer since the engine started, decode steps only. */
+/* Counts of one layer since the engine started. The decode program counts: generated tokens, and
+ * those of prompts in chunks as short as a decode step. All are sums over tokens, so batches change
+ * nothing; a step that is computed again is counted again. */
 struct layer_activity {
     uint64_t tokens;
-    uint64_t gated;           /* neurons whose deciding value was not zero, in any of the tokens */
-    uint64_t active;          /* neurons that reached the down rows, summed over tokens */
+    uint64_t gated;           /* neurons whose deciding value was above zero */
+    uint64_t active;          /* neurons whose coefficient was not zero: their down rows were
+                                 added; with OPF_ALL_NEURONS every neuron */
     uint64_t stall_ns;        /* executors' time waiting for rows */
     uint64_t reserved[4];
 };

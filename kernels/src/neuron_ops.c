@@ -117,12 +117,12 @@ static void choose_active(void *base, const struct step_op *op, const struct ste
                           const struct cluster *c) {
     uint32_t num_active = 0, gated = 0;
     for (uint32_t i = 0; i < c->num; i++) {
-        uint32_t on = 0;
+        uint32_t on = 0; /* for how many of the tokens */
         for (uint32_t t = 0; t < step->num_tokens; t++)
-            on |= hidden_row(base, op, t)[c->first + i] > 0.0f;
+            on += hidden_row(base, op, t)[c->first + i] > 0.0f;
         gated += on;
         c->active[num_active] = c->first + i;
-        num_active += on | ((op->flags & OPF_ALL_NEURONS) != 0);
+        num_active += on != 0 || (op->flags & OPF_ALL_NEURONS);
     }
     c->work->num_active = num_active;
     c->work->num_late = 0;

@@ -28,6 +28,15 @@ class LayoutChoice(StrEnum):
     BUNDLES = "bundles"
 
 
+class DownChoice(StrEnum):
+    """What `--down` takes."""
+
+    AUTO = "auto"
+    Q8 = "q8"
+    Q4 = "q4"
+    F16 = "f16"
+
+
 def convert(
     source: Annotated[str, typer.Argument(help="a .gguf file, or the word smollm2")],
     output: Annotated[Path, option("--output", "-o", text="the .ncf file to write")],
@@ -35,19 +44,26 @@ def convert(
         LayoutChoice,
         option("--layout", text="tiles: lossless, run from memory or file; bundles: by neuron"),
     ] = LayoutChoice.TILES,
+    down: Annotated[
+        DownChoice,
+        option("--down", text="type of down's columns in bundles; auto: q8, of float sources own"),
+    ] = DownChoice.AUTO,
     force: Annotated[bool, option("--force", text="replace an output that differs")] = False,
 ) -> None:
     """Write a neuron-cluster file; broken off and run again, it goes on where it stopped."""
     from polyneuron.io.ncf_format import Layout
+    from polyneuron.kernels.quant import StorageType
     from polyneuron.model import convert as conversion
 
     wanted = None if layout is LayoutChoice.AUTO else Layout(layout.value)
+    down_type = None if down is DownChoice.AUTO else StorageType[down.name]
     started = time.monotonic()
     with LoadProgress("converting") as progress:
         report = conversion.convert(
             locate_model(source),
             output,
             layout=wanted,
+            down=down_type,
             force=force,
             progress=progress,
             on_wait=note_wait,

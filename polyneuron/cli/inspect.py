@@ -15,8 +15,9 @@ from rich.text import Text
 
 from polyneuron.cli import options
 from polyneuron.cli.inspect_ncf import NcfInspection, inspect_ncf, ncf_tables
+from polyneuron.cli.options import option
 from polyneuron.cli.shown import amount, plain, rope_text, shown, tokenizer_facts
-from polyneuron.errors import FormatError
+from polyneuron.errors import ConfigError, FormatError
 from polyneuron.io.file_kind import is_ncf
 from polyneuron.io.ggml_types import why_unsupported
 from polyneuron.io.gguf_file import GgufHeader, GgufTensor, check_supported, read_header
@@ -25,6 +26,7 @@ from polyneuron.model.architecture import describe
 from polyneuron.model.locate import locate_model
 
 PLAIN_WIDTH = 120
+COUNTING = "Activations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +90,33 @@ def inspect_file(path: Path) -> Inspection:
 
 def inspect(
     file: Annotated[str, typer.Argument(help="a .gguf or .ncf file, or the word smollm2")],
+    activations: Annotated[
+        bool,
+        option("--activations", panel=COUNTING, text="run a text: active neurons of each layer"),
+    ] = False,
+    text: Annotated[
+        str | None, option("--text", panel=COUNTING, text="its file, -: stdin; else a short one")
+    ] = None,
+    num_tokens: Annotated[
+        int | None, option("--tokens", "-n", panel=COUNTING, text="its first ones; else 256")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Show what a model file holds; of a GGUF also what each of its tensors will become."""
     path = locate_model(file)
+    if activations:
+        from polyneuron.cli.inspect_activations import show_activations
+
+        show_activations(path, text, num_tokens, as_json)
+    elif text is not None or num_tokens is not None:
+        flag = "-n" if text is None else "--text"
+        raise ConfigError(f"{flag} belongs to --activations: give that too, or leave it out")
+    else:
+        show_file(path, as_json)
+
+
+def show_file(path: Path, as_json: bool) -> None:
+    """Print what the file holds."""
     inspection = inspect_ncf(path) if is_ncf(path) else inspect_file(path)
     if as_json:
         sys.stdout.write(json.dumps(dataclasses.asdict(inspection)) + "\n")

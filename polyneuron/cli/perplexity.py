@@ -61,15 +61,15 @@ def perplexity(
         print(f"Final estimate: PPL = {result.ppl:.4f} +/- {error}")
 
 
-def read_text(file: str) -> str:
-    """The text of a file or of stdin."""
+def read_text(file: str, flag: str = "-f") -> str:
+    """The text of a file or of stdin; `flag` is what named it."""
     if file == "-":
         return sys.stdin.buffer.read().decode("utf-8", "replace")
     path = Path(file)
     try:
         return path.read_bytes().decode("utf-8", "replace")
     except OSError as error:
-        raise ConfigError(f"-f {path}: {error.strerror}") from None
+        raise ConfigError(f"{flag} {path}: {error.strerror}") from None
 
 
 def score_text(engine: Engine, text: str, max_chunks: int) -> Perplexity:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from polyneuron.planning.budget import Budget
 
 PLAIN_WIDTH = 100
-READ_BYTES, READ_DEPTH = 1 << 20, 8  # as layers are read
 
 
 def plan(
@@ -62,12 +61,11 @@ def disk_rate(path: Path) -> float | None:
     """Bytes a second of large sequential reads, measured; None of a file too small for it."""
     import random
 
-    from polyneuron.io.device_probe import Pattern, ProbeCase, probe_device
+    from polyneuron.io.device_probe import LAYER_READS, probe_device
 
-    case = ProbeCase(Pattern.SEQUENTIAL, READ_BYTES, READ_DEPTH)
-    if path.stat().st_size < READ_BYTES:
+    if path.stat().st_size < LAYER_READS.read_bytes:
         return None
-    return probe_device(path, random.Random(0), cases=[case]).rows[0].bytes_per_s
+    return probe_device(path, random.Random(0), cases=[LAYER_READS]).rows[0].bytes_per_s
 
 
 def table(budget: Budget) -> Table:

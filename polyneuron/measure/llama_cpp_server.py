@@ -23,9 +23,10 @@ BATCH_TOKENS = 512
 class Peer:
     """A model open in llama.cpp; all settings not named here are its own defaults."""
 
-    def __init__(self, path: str, num_threads: int, num_ctx: int) -> None:
+    def __init__(self, path: str, num_threads: int, num_ctx: int, repack: bool) -> None:
         model_params = api.llama_model_default_params()
         model_params.n_gpu_layers = 0
+        model_params.use_extra_bufts = repack
         self._model = api.llama_model_load_from_file(path.encode(), model_params)
         if not self._model:
             raise RuntimeError(f"cannot open {path}")

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from polyneuron.actors.process_stats import cpu_ticks
+from polyneuron.completion import RequestIo
 from polyneuron.config import Phase
-from polyneuron.measure.speed import Sample
+from polyneuron.measure.memory_cgroup import MemoryCgroup
+from polyneuron.measure.speed import Sample, SampleIo
 from polyneuron.model.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -22,8 +24,8 @@ class OwnEngine:
 
     name = "polyneuron"
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, cgroup: MemoryCgroup | None = None) -> None:
+        self._engine, self._cgroup = engine, cgroup
 
     def run(self, phase: Phase, tokens: Sequence[int]) -> Sample:
         """Prefill the tokens, or generate as many after the first of them."""
@@ -34,7 +36,19 @@ class OwnEngine:
         )
         times = done.timings
         total_ns = round((times.prompt_ms + times.predicted_ms) * 1e6)
-        return Sample(total_ns, None if is_prefill else times.token_ms)
+        io = self._io(done.io, phase, len(tokens), total_ns)
+        return Sample(total_ns, None if is_prefill else times.token_ms, io)
+
+    def _io(self, io: RequestIo, phase: Phase, num_tokens: int, total_ns: int) -> SampleIo:
+        """Of all steps of a repetition, the one that took the first token included."""
+        if not self._engine.layout.is_streaming:
+            return SampleIo()
+        config, both = self._engine.config, io.prefill.plus(io.decode)
+        dense_units = config.num_npu_threads or config.num_workers
+        executors = dense_units if phase is Phase.PREFILL else config.num_workers
+        return SampleIo(
+            both.bytes_read / num_tokens, both.hit_rate, both.stall_ns / (executors * total_ns)
+        )
 
     def overhead_ms(self, tokens: Sequence[int]) -> float | None:
         """What a decode step costs outside kernels: its mean time when steps skip them.
@@ -51,8 +65,10 @@ class OwnEngine:
             launch.ask_coordinator(self._engine.actors, "set_dry", False)
         return times["mean"] if times else None
 
-    def pss_bytes(self) -> int:
-        """Memory of all processes, Ray's included."""
+    def peak_bytes(self) -> int:
+        """The most its cgroup held, page cache included; without one what its processes have."""
+        if self._cgroup is not None:
+            return self._cgroup.peak_bytes()
         return self._engine.memory().total_bytes
 
     def cpu_ticks(self) -> int:

@@ -37,11 +37,23 @@ class SpeedTest:
 
 
 @dataclass(frozen=True, slots=True)
+class SampleIo:
+    """What one repetition read; a figure is None where it was not measured."""
+
+    bytes_per_token: float | None = None
+    hit_rate: float | None = None
+    """Of neurons that were needed, those that were in memory."""
+    stall_share: float | None = None
+    """Of the executors' time, what they waited for weights."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """One repetition; `token_ms` is of decode only."""
 
     total_ns: int
     token_ms: TokenTimes | None = None
+    io: SampleIo = field(default_factory=SampleIo)
 
 
 class Contestant(Protocol):
@@ -54,8 +66,8 @@ class Contestant(Protocol):
     def run(self, phase: Phase, tokens: Sequence[int]) -> Sample:
         """Compute the tokens from an empty context, all at once or one after another."""
 
-    def pss_bytes(self) -> int:
-        """Memory it takes now, in all its processes."""
+    def peak_bytes(self) -> int:
+        """The most memory it has taken in all its processes, as far as that is known."""
 
     def cpu_ticks(self) -> int:
         """Processor time it has used, in all its processes."""
@@ -87,7 +99,7 @@ class Trial:
     test: SpeedTest
     samples: list[Sample] = field(default_factory=list)
     peak_bytes: int = 0
-    """The most that was seen after any repetition."""
+    """The most that was known of after any repetition."""
     strangers: CoreShare = field(default_factory=CoreShare)
     """Processes that are no contestant's, while it was timed."""
 
@@ -104,6 +116,16 @@ class Trial:
             return None
         columns = {name: [t[name] for t in times if t[name] is not None] for name in times[0]}
         return {name: _median_or_none(values) for name, values in columns.items()}
+
+    @property
+    def io(self) -> SampleIo:
+        """Medians over the repetitions."""
+        samples = [sample.io for sample in self.samples]
+        return SampleIo(
+            _median_or_none([io.bytes_per_token for io in samples]),
+            _median_or_none([io.hit_rate for io in samples]),
+            _median_or_none([io.stall_share for io in samples]),
+        )
 
 
 def _median_or_none(values: Sequence[float | None]) -> float | None:
@@ -150,7 +172,7 @@ def race(
                     continue
                 with _watched(result, contestants, trial):
                     trial.samples.append(contestant.run(test.phase, tokens))
-                trial.peak_bytes = max(trial.peak_bytes, contestant.pss_bytes())
+                trial.peak_bytes = max(trial.peak_bytes, contestant.peak_bytes())
                 say(f"{contestant.name} {test.name} {repetition}/{repetitions}: "
                     f"{trial.rates[-1]:.2f} tok/s")  # fmt: skip
     return result

@@ -28,8 +28,9 @@ from polyneuron.io.ncf_writer import NcfPlan, NcfWriter, is_planned
 from polyneuron.io.output_file import OutputFile, Progress, write_output
 from polyneuron.io.piece_writer import check_free_space, check_output
 from polyneuron.io.read_ahead import read_ahead
+from polyneuron.kernels.quant import StorageType
 from polyneuron.model.architecture import describe
-from polyneuron.model.ncf_plan import NeuronOrder, choose_layout, plan_gguf
+from polyneuron.model.ncf_plan import NeuronOrder, check_down, choose_layout, plan_gguf
 
 SOURCES = "a GGUF in one file (F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K to Q6_K)"
 
@@ -55,21 +56,25 @@ def convert(
     *,
     layout: Layout | None = None,
     order: NeuronOrder | None = None,
+    down: StorageType | None = None,
     force: bool = False,
     progress: Progress = lambda done, total: None,
     on_wait: Callable[[], None] = lambda: None,
 ) -> ConvertReport:
     """Write `output` from `source`, or go on where an earlier run was broken off.
 
-    An output that holds something else is only replaced with `force`. `progress` gets data bytes
-    done and in all; `on_wait` is called when another process is writing the same output.
+    `down` is the type of down's columns in bundles; None: `ncf_plan.down_storage` chooses. An
+    output that holds something else is only replaced with `force`. `progress` gets data bytes done
+    and in all; `on_wait` is called when another process is writing the same output.
     """
     header = open_source(source)
     spec = describe(header)
     chosen = choose_layout(spec, layout)
+    if down is not None:
+        check_down(chosen, spec.d_model, down)
     seen = os.stat(source)
     origin = NcfSource("gguf", header.file_bytes, content_key(header))
-    plan = plan_gguf(header, spec, chosen, origin, order)
+    plan = plan_gguf(header, spec, chosen, origin, order, down)
 
     def check_source() -> None:
         now = os.stat(source)

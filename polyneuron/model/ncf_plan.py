@@ -54,12 +54,30 @@ def choose_layout(spec: ModelSpec, wanted: Layout | None = None) -> Layout:
     return wanted or (Layout.BUNDLES if is_sparse else Layout.TILES)
 
 
-def down_storage(tensor: GgufTensor, d_model: int) -> StorageType:
+def check_down(layout: Layout, d_model: int, wanted: StorageType) -> None:
+    """Raise ConfigError when down's columns cannot be stored as `wanted`."""
+    flag = f"--down {wanted.name.lower()}"
+    if layout is Layout.TILES:
+        raise ConfigError(
+            f"{flag}: tiles keep down's rows as the source has them; use --layout bundles"
+        )
+    if wanted.is_quantised and d_model % BLOCK_COLS:
+        raise ConfigError(
+            f"{flag}: columns of {d_model} values do not fill blocks of {BLOCK_COLS}; use "
+            "--down f16"
+        )
+
+
+def down_storage(
+    tensor: GgufTensor, d_model: int, wanted: StorageType | None = None
+) -> StorageType:
     """Storage of down's columns: float sources keep their type, quantised ones become q8.
 
     Quantisation blocks of the source run along rows and are cut by the change to columns, so its
     values are rounded once more; columns that do not fill blocks of 32 are kept in f16.
     """
+    if wanted is not None:
+        return wanted
     own = storage_type(tensor)
     if not own.is_quantised:
         return own
@@ -101,13 +119,14 @@ def plan_gguf(
     layout: Layout,
     source: NcfSource,
     order: NeuronOrder | None = None,
+    down: StorageType | None = None,
 ) -> NcfPlan:
-    """Lay out the file that a GGUF becomes."""
+    """Lay out the file that a GGUF becomes; `down`: of down's columns in bundles."""
     tensors = {name: header.tensor(name) for name in tensor_shapes(spec)}
     storage = {name: storage_type(tensor) for name, tensor in tensors.items()}
     if layout is Layout.BUNDLES:
         for layer in tensor_map(spec).layers:
-            storage[layer.ffn_down] = down_storage(tensors[layer.ffn_down], spec.d_model)
+            storage[layer.ffn_down] = down_storage(tensors[layer.ffn_down], spec.d_model, down)
     source_types = {name: tensor.type_name for name, tensor in tensors.items()}
     return plan_ncf(
         spec, layout, source_types, storage, kept_metadata(header.metadata), source, order

@@ -108,12 +108,12 @@ class QuantisedCoding(Coding):
         quants, scales = self._parts(rows)
         fill_random_rows(quants, chance.key, row_ids)
         if chance.tile_scales is not None:
-            scales[:] = chance.tile_scales[row_ids // BLOCK_COLS].view(np.uint16)
+            scales[:] = chance.tile_scales.view(np.uint16).take(row_ids // BLOCK_COLS, axis=0)
             return
         num_blocks = scales.shape[1]
         whole_words = -(-num_blocks // WORD_BYTES) * WORD_BYTES
         chosen = random_rows(chance.scale_key, row_ids, whole_words)[:, :num_blocks]
-        scales[:] = chance.choices.view(np.uint16)[chosen]
+        scales[:] = chance.choices.view(np.uint16).take(chosen)  # faster than an index
 
     def set_first_block(self, rows: Bytes, values: F32) -> None:
         """All quants alike."""
@@ -200,7 +200,7 @@ class HalfCoding(Coding):
         """Each value is chosen by its own bits."""
         fill_random_rows(rows, chance.key, row_ids)
         values = rows.view(np.uint16)
-        values[:] = chance.choices.view(np.uint16)[values % NUM_VALUES]
+        values[:] = chance.choices.view(np.uint16).take(values % NUM_VALUES)
 
     def set_first_block(self, rows: Bytes, values: F32) -> None:
         """The values themselves."""

@@ -6,7 +6,7 @@ A ratio taken while other processes held a core is printed and not judged.
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,11 +112,15 @@ def big_model() -> Iterator[Verdict]:
 PARTS: dict[str, Callable[[], Iterator[Verdict]]] = {"smollm2": small_model, "7b": big_model}
 
 
-def main(names: list[str]) -> None:
-    """Measure the parts named, or all, and print one table."""
-    verdicts = [verdict for name in names or PARTS for verdict in PARTS[name]()]
+def print_table(verdicts: Iterable[Verdict]) -> None:
+    """All of them as one table."""
     head = ("row", "work", "measured", "bar", "verdict")
     print("\n".join(markdown([head, *(verdict.cells for verdict in verdicts)], len(head))))
+
+
+def main(names: list[str]) -> None:
+    """Measure the parts named, or all, and print one table."""
+    print_table(verdict for name in names or PARTS for verdict in PARTS[name]())
 
 
 if __name__ == "__main__":

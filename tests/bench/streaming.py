@@ -1,105 +1,91 @@
-"""A 7B file in a memory cgroup smaller than itself, beside llama.cpp's mmap.
+"""7B files bigger than memory beside llama.cpp's mmap: `python -m tests.bench.streaming [PART]`.
 
-Each engine runs alone in a fresh cgroup of the same limit, in turn; what is compared are tokens a
-second of decode. llama.cpp runs without repacking: with it, it is ended by the kernel.
+`polyneuron bench` runs both in memory cgroups of one size, in turn. A longer run of ours alone
+tells how even its tokens are.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import statistics
 import sys
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 
+from tests.bench.bars import Rows, Verdict, bench, judged, polyneuron, print_table, ratio_verdicts
 from tests.bench.random_model import ensure_model
-from tests.support.memory_cgroup import memory_cgroup
 
-LIMIT_BYTES = 3 << 30
-NUM_TOKENS = 16
-PEER_TOKENS = 4
-NUM_ROUNDS = 3
-NUM_THREADS = 2
-TIMEOUT_S = 600.0
-BAR = 2.0
-
-PEER = """
-import ctypes, json, sys, time
-import llama_cpp as api
-model_params = api.llama_model_default_params()
-model_params.n_gpu_layers, model_params.use_extra_bufts = 0, False
-model = api.llama_model_load_from_file(sys.argv[1].encode(), model_params)
-params = api.llama_context_default_params()
-params.n_ctx, params.n_threads, params.n_threads_batch = 512, int(sys.argv[2]), int(sys.argv[2])
-context = api.llama_init_from_model(model, params)
-def step(token):
-    api.llama_decode(context, api.llama_batch_get_one((ctypes.c_int32 * 1)(token), 1))
-    api.llama_synchronize(context)
-step(1)
-started = time.monotonic()
-for token in range(int(sys.argv[3])):
-    step(100 + token)
-print(json.dumps({"tokens_per_second": int(sys.argv[3]) / (time.monotonic() - started)}))
-"""
+TEST = "tg16"
+RACE = ("-p", "0", "-n", "16", "-r", "3")
+LONG_RUN = ("-p", "0", "-n", "256", "-r", "1")
+DENSE_RATIO_MIN = 2.0
+EXACT_RATIO_MIN = 8.0
+P99_BY_MEAN_MAX = 1.41
+STALL_SHARE_MAX = 0.137
+NO_CGROUP = "no memory cgroup can be made here"
 
 
-def forget(path: Path) -> None:
-    """Drop a file from the page cache: pages another cgroup paid for would be free for the next."""
-    with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+def dense() -> Iterator[Verdict]:
+    """Row 7: every layer is needed for every token."""
+    yield from race(
+        "7", "7B dense Q4_0 in 3 GiB", "mistral-7b", DENSE_RATIO_MIN, "--memory", "3GiB"
+    )
 
 
-def inside(path: Path, words: list[str]) -> tuple[dict[str, object], int, int]:
-    """Run with a cold file in a fresh cgroup; its JSON, the cgroup's peak and major faults."""
-    forget(path)
-    with memory_cgroup(LIMIT_BYTES) as cgroup:
-        done = cgroup.run(words, TIMEOUT_S)
-        if done.returncode:
-            raise SystemExit(f"{words[:4]} ended with {done.returncode}: {done.stderr[-500:]}")
-        result: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-        return result, cgroup.peak_bytes(), cgroup.major_faults()
+def exact() -> Iterator[Verdict]:
+    """Rows 4, 8 and 9: a tenth of the neurons is needed, half of them are not in memory."""
+    limits = ("--memory", "3200MiB", "--ffn-resident", "0.5", "--mode", "exact")
+    work = "7B dReLU Q4_0 in 3200 MiB, half of the FFN on flash"
+    yield from race("4", work, "bamboo-7b", EXACT_RATIO_MIN, *limits)
+    (row, *_) = polyneuron("bench", "-m", str(ensure_model("bamboo-7b").ncf), *LONG_RUN, *limits)
+    p99, stall = row["token_ms"]["p99"] / row["token_ms"]["mean"], row["stall_share"]
+    bar = f"<= {P99_BY_MEAN_MAX}"
+    yield Verdict("8", f"{work}: P99 / mean", f"{p99:.2f}", bar, judged(p99 <= P99_BY_MEAN_MAX))
+    bar = f"<= {STALL_SHARE_MAX:.1%}"
+    yield Verdict("9", f"{work}: stall", f"{stall:.1%}", bar, judged(stall <= STALL_SHARE_MAX))
+    yield from figures([row])
 
 
-def ours(path: Path) -> tuple[float, str]:
-    """Tokens a second, and what went with them."""
-    words = [
-        "-m", "polyneuron", "run", "-m", str(path), "-p", "a", "-n", str(NUM_TOKENS), "--temp", "0",
-        "--ignore-eos", "--json", "-c", "512", "-t", str(NUM_THREADS),
-        "--memory", str(LIMIT_BYTES),
-    ]  # fmt: skip
-    result, peak, faults = inside(path, [sys.executable, *words])
-    timings, io = result["timings"], result["io"]
-    assert isinstance(timings, dict) and isinstance(io, dict)
-    flash = io["bytes_per_token"] / 2**20
-    detail = f"{flash:.0f} MiB/token, peak {peak >> 20} MiB, {faults} major faults"
-    return float(timings["predicted_per_second"]), detail
+def race(number: str, work: str, shape: str, ratio_min: float, *limits: str) -> Iterator[Verdict]:
+    """Both engines on the files of a shape: figures of each, and the ratio beside its bar."""
+    model = ensure_model(shape)
+    rows = bench(str(model.ncf), "--peer-model", str(model.gguf), *RACE, *limits)
+    yield from figures([row for row in rows if "engine" in row])
+    for probe in [row["disk"] for row in rows if "disk" in row]:
+        for when, speeds in probe.items():
+            yield Verdict("-", f"disk {when}", disk_speeds(speeds), "-", "-")
+    (verdict,) = ratio_verdicts(number, work, rows, {TEST: ratio_min})
+    is_limited = all(row["memory_limit_bytes"] for row in rows if "engine" in row)
+    doubt = verdict.verdict if is_limited else judged(False, NO_CGROUP)
+    yield Verdict(verdict.row, verdict.work, verdict.measured, verdict.bar, doubt)
 
 
-def peer(path: Path) -> tuple[float, str]:
-    """The same of llama.cpp."""
-    words = [sys.executable, "-c", PEER, str(path), str(NUM_THREADS), str(PEER_TOKENS)]
-    result, peak, faults = inside(path, words)
-    speed = result["tokens_per_second"]
-    assert isinstance(speed, float)
-    return speed, f"peak {peak >> 20} MiB, {faults} major faults"
+def figures(rows: Rows) -> Iterator[Verdict]:
+    """What was measured, with nothing to hold it against."""
+    for row in rows:
+        parts = [f"{row['avg_ts']:.3f} tok/s", f"peak {row['peak_bytes'] >> 20} MiB"]
+        if (num_bytes := row["io_bytes_per_token"]) is not None:
+            parts.append(f"{num_bytes / 2**20:.1f} MiB a token")
+        if row["hit_rate"] is not None:
+            parts.append(f"hit rate {row['hit_rate']:.1%}")
+        if row["stall_share"] is not None:
+            parts.append(f"stall {row['stall_share']:.1%}")
+        yield Verdict("-", f"{row['engine']}, {row['test']}", ", ".join(parts), "-", "-")
 
 
-def main() -> None:
-    """Print every round and the ratio of the medians."""
-    model = ensure_model()
-    speeds: dict[str, list[float]] = {"polyneuron": [], "llama.cpp mmap": []}
-    for number in range(NUM_ROUNDS):
-        for name, (speed, detail) in (
-            ("polyneuron", ours(model.ncf)),
-            ("llama.cpp mmap", peer(model.gguf)),
-        ):
-            speeds[name].append(speed)
-            print(f"round {number + 1}: {name}: {speed:.3f} tok/s, {detail}", flush=True)
-    medians = {name: statistics.median(values) for name, values in speeds.items()}
-    ratio = medians["polyneuron"] / medians["llama.cpp mmap"]
-    verdict = "met" if ratio >= BAR else "not met"
-    print(f"7B Q4_0 in {LIMIT_BYTES >> 20} MiB: {ratio:.2f}x llama.cpp mmap; bar {BAR}x: {verdict}")
+def disk_speeds(speeds: Rows) -> str:
+    """A probe's rows in a cell."""
+    return ", ".join(
+        f"{row['bytes_per_second'] / 1e6:.0f} MB/s, {row['reads_per_second'] / 1e3:.1f}k/s "
+        f"{row['pattern']} {row['read_bytes']} B"
+        for row in speeds
+    )
+
+
+PARTS: dict[str, Callable[[], Iterator[Verdict]]] = {"dense": dense, "exact": exact}
+
+
+def main(names: Sequence[str]) -> None:
+    """Measure the parts named, or both, and print one table."""
+    print_table(verdict for name in names or PARTS for verdict in PARTS[name]())
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

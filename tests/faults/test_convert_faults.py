@@ -17,6 +17,7 @@ from polyneuron.io.file_device import open_device
 from polyneuron.io.ncf_format import Layout
 from polyneuron.io.ncf_reader import read_ncf
 from polyneuron.io.piece_writer import journal_path, partial_path
+from polyneuron.kernels.quant import StorageType
 from polyneuron.model.convert import convert
 from polyneuron.model.model_cache import cached_ncf
 from tests.faults.killing import MAX_EVENTS, fork, in_child, kill_at
@@ -82,6 +83,28 @@ class TestKilled:
             if in_child(body) == 0:
                 break
         assert digest(output) == expected
+
+    @pytest.mark.parametrize("event", [15, 25, 36])
+    def test_each_type_of_down_resumes_its_own(
+        self, event: int, source: Path, tmp_path: Path
+    ) -> None:
+        expected = digest(convert(source, tmp_path / "whole.ncf", down=StorageType.Q4).output)
+        output = tmp_path / "out.ncf"
+
+        def body() -> None:
+            kill_at(event, torn=False)
+            convert(source, output, down=StorageType.Q4)
+
+        assert in_child(body) == signal.SIGKILL
+        kept = journal_path(output).read_bytes(), partial_path(output).read_bytes()
+        assert convert(source, output, down=StorageType.Q4).resumed_bytes > 0
+        assert digest(output) == expected
+        read_ncf(output).check_all()
+        output.unlink()
+        journal_path(output).write_bytes(kept[0])
+        partial_path(output).write_bytes(kept[1])
+        assert convert(source, output).resumed_bytes == 0
+        assert digest(output) != expected
 
 
 class TestLeftovers:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,10 +19,10 @@ from polyneuron.config import FeedForwardMode
 from polyneuron.errors import ConfigError, EngineError
 from polyneuron.io.ncf_format import Layout
 from polyneuron.io.ncf_reader import read_ncf
+from polyneuron.measure.memory_cgroup import MemoryCgroup, memory_cgroup
 from polyneuron.model.convert import convert
 from polyneuron.model.locate import locate_model
 from tests.support.engines import GREEDY, MODEL, PROMPT, open_engine, write_model
-from tests.support.memory_cgroup import MemoryCgroup, memory_cgroup
 from tests.support.tiny_gguf import write_tiny_gguf
 
 pytestmark = pytest.mark.ray
@@ -127,7 +128,7 @@ def cgroup() -> Iterator[MemoryCgroup]:
     """A cgroup of BUDGET bytes; its removal fails while a process is left in it."""
     with ExitStack() as stack:
         try:
-            inside = stack.enter_context(memory_cgroup(BUDGET))
+            inside = stack.enter_context(memory_cgroup(BUDGET, "test"))
         except OSError as error:
             pytest.skip(f"no memory cgroup can be made here: {error.strerror}")
         yield inside
@@ -144,7 +145,8 @@ def test_smollm2_streams_inside_a_cgroup_of_its_budget(
     convert(source, path, layout=Layout.TILES)
     words = ["run", "-m", str(path), "-p", "The capital of France is", "-n", "8", "--temp", "0"]
     words += ["-c", "256", "--memory", str(BUDGET), "--ffn-resident", "0.5", "--json", "-t", "2"]
-    done = cgroup.run([sys.executable, "-m", "polyneuron", *words], TIMEOUT_S)
+    command = cgroup.inside([sys.executable, "-m", "polyneuron", *words])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     assert cgroup.oom_kills() == 0
     result = json.loads(done.stdout)

@@ -6,10 +6,14 @@ The file is 144 MB and no package has it: `tests/support/models.py` tells where 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from polyneuron.io.ncf_format import Layout
+from polyneuron.model.convert import convert
 from tests.support.golden import DATA, log_probabilities
 from tests.support.models import DRELU, NO_DRELU
 from tests.support.recording_engine import RecordingEngine
@@ -21,9 +25,21 @@ NOISES = 4.0
 pytestmark = pytest.mark.skipif(not DRELU.exists(), reason=NO_DRELU)
 
 
-def test_drelu_is_near_its_float32_golden() -> None:
+@pytest.fixture(params=["gguf", "bundles"])
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """The model's own file, which is run as tiles, and one in bundles."""
+    if request.param == "gguf":
+        yield DRELU
+        return
+    path = tmp_path / "model.ncf"
+    convert(DRELU, path, layout=Layout.BUNDLES)
+    yield path
+    path.unlink()
+
+
+def test_drelu_is_near_its_float32_golden(model: Path) -> None:
     gaps = []
-    with RecordingEngine(DRELU, num_ctx=1024, max_logit_rows=64) as engine:
+    with RecordingEngine(model, num_ctx=1024, max_logit_rows=64) as engine:
         for case in json.loads((DATA / "smollm2_drelu_greedy.json").read_text())["cases"]:
             prompt, tokens = case["prompt_tokens"], case["tokens"]
             records = np.array(case["top_logprobs"])

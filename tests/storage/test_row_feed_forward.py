@@ -16,6 +16,7 @@ from polyneuron.io.block_device import BlockDevice
 from polyneuron.io.device_wrappers import Fault, FaultDevice, FaultKind, LatencyDevice
 from polyneuron.io.ncf_format import Layout
 from polyneuron.io.ncf_reader import read_ncf
+from polyneuron.kernels.quant import StorageType
 from polyneuron.model.convert import convert
 from polyneuron.planning.bundles import RowsAre
 from polyneuron.planning.source import open_source
@@ -35,7 +36,9 @@ MODELS = {
     "drelu_f16": replace(DRELU, tensor_type="F16", d_ff=333),
     "reglu": replace(DRELU, family="llama", activation="relu", tensor_type="Q8_0"),
     "relu": replace(DRELU, family="llama", activation="relu", has_gate=False),
+    "drelu_q4_down": DRELU,
 }
+DOWN = {"drelu_q4_down": StorageType.Q4}
 SHARES = (0.0, 0.1, 0.4, 0.8, 1.0)
 FLOAT_BOUND = 1.5e-3  # of the largest logit: what the KV cache's float16 rounds, and float32 sums
 DENSE, EXACT = FeedForwardMode.DENSE, FeedForwardMode.EXACT
@@ -48,7 +51,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     paths = {name: folder / f"{name}.ncf" for name in MODELS}
     for name, path in paths.items():
         source = write_tiny_gguf(folder / f"{name}.gguf", MODELS[name])
-        convert(source, path, layout=Layout.BUNDLES)
+        convert(source, path, layout=Layout.BUNDLES, down=DOWN.get(name))
     return paths
 
 
@@ -201,6 +204,24 @@ class TestWhatIsRead:
         for layer in counts[0]:
             assert layer.tokens == NUM_TOKENS + 3 - 2  # the first of each comes from its prompt
             assert 0 < layer.active_share < layer.gated_share < 1
+
+    def test_batches_change_no_count(self, files: dict[str, Path]) -> None:
+        counts = []
+        for num_sequences in (1, 2):
+            with LocalEngine(files["drelu"], max_sequences=num_sequences) as engine:
+                engine.run_all([engine.request(p, NUM_TOKENS) for p in (PROMPT, PROMPT[::-1])])
+                counts.append(engine.activity())
+        assert counts[0] == counts[1]
+
+    def test_prompts_token_by_token_are_counted(self, files: dict[str, Path]) -> None:
+        """Generated tokens given as a prompt count as they did when they were generated."""
+        counts, prompt = [], PROMPT
+        for num_tokens in (NUM_TOKENS, 1):
+            with LocalEngine(files["drelu"], max_tokens=1, ffn_resident=0.5) as engine:
+                prompt = prompt + engine.generate(prompt, num_tokens).tokens[:-1]
+                counts.append(engine.activity())
+        assert counts[0] == counts[1]
+        assert counts[0][0].tokens == len(PROMPT) + NUM_TOKENS - 1
 
     def test_damaged_layer_is_refused(self, files: dict[str, Path], tmp_path: Path) -> None:
         stored = bytearray(files["drelu"].read_bytes())

@@ -8,6 +8,7 @@ import pytest
 from polyneuron.cli.main import main
 from polyneuron.cli.progress import progress_line
 from polyneuron.io.ncf_reader import read_ncf
+from polyneuron.kernels.quant import StorageType
 from tests.support.tiny_gguf import TinyModel
 from tests.support.tiny_ncf import write_source
 
@@ -55,6 +56,22 @@ class TestConvert:
         assert run(*words) == 2
         assert run(*words, "--force") == 0
         assert read_ncf(output).manifest.layout == "tiles"
+
+    def test_type_of_down_can_be_chosen(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        output = tmp_path / "out.ncf"
+        words = ("convert", write_source(tmp_path), "-o", output, "--down", "q4", "--layout")
+        assert run(*words, "tiles") == 2
+        assert "--down q4" in capsys.readouterr().err
+        assert not output.exists()
+        assert run(*words, "bundles") == 0
+        assert "relative rms error: blk.0.ffn_down.weight 7" in capsys.readouterr().err
+        down = read_ncf(output).tensor("blk.0.ffn_down.weight")
+        assert (down.storage, down.source_type) == (StorageType.Q4, "Q4_0")
+        assert down.rms_error > 0.05
+        assert run("verify", output) == 0
+        assert run(*words, "bundles", "--down", "q3") == 2
 
     def test_folder_that_is_missing_is_named(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -1,18 +1,35 @@
 """Timing engines in turn: order, figures, and who is seen at work."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from polyneuron.config import Phase
+from polyneuron.io.device_probe import LAYER_READS, Pattern, ProbeCase, ProbeRow
 from polyneuron.kernels.arena import monotonic_ns
 from polyneuron.measure import speed
-from polyneuron.measure.bench_report import BenchModel, BenchReport, markdown
-from polyneuron.measure.speed import CLOCK_TICKS, CoreShare, Race, Sample, SpeedTest, Trial, race
+from polyneuron.measure.bench_report import (
+    BenchModel,
+    BenchReport,
+    DiskSpeeds,
+    Entry,
+    markdown,
+)
+from polyneuron.measure.speed import (
+    CLOCK_TICKS,
+    CoreShare,
+    Race,
+    Sample,
+    SampleIo,
+    SpeedTest,
+    Trial,
+    race,
+)
 
 PREFILL, DECODE = SpeedTest(Phase.PREFILL, 8), SpeedTest(Phase.DECODE, 4)
 MODEL = BenchModel("tiny", 3 << 20, 2_500_000)
+ENTRIES = {name: Entry(MODEL) for name in ("polyneuron", "llama.cpp")}
 
 
 @dataclass
@@ -55,7 +72,7 @@ class Engine:
         token_ms = {"mean": ms, "p50": ms, "p90": ms, "p99": None}
         return Sample(round(seconds * 1e9), None if phase is Phase.PREFILL else token_ms)
 
-    def pss_bytes(self) -> int:
+    def peak_bytes(self) -> int:
         return len(self.machine.diary) << 20
 
     def cpu_ticks(self) -> int:
@@ -112,7 +129,7 @@ def test_load_of_others_is_told_from_that_of_the_engines(machine: Machine) -> No
     ]
     assert found.idle["a"].share == pytest.approx(0.2)
     assert found.idle["b"].share == 0.0
-    warnings = BenchReport(MODEL, 2, found, {"pp8": 1.0}, None).warnings()
+    warnings = BenchReport(ENTRIES, 2, found, {"pp8": 1.0}).warnings()
     assert [line.split(":")[0] for line in warnings] == ["warning", "warning"]
     assert "a used 20% of a core while the other engine" in warnings[0]
     assert "a pp8: other processes used 50%" in warnings[1]
@@ -134,7 +151,7 @@ def report(machine: Machine) -> BenchReport:
     own = Engine("polyneuron", machine, [1.0] * 6)
     peer = Engine("llama.cpp", machine, [2.0] * 6)
     found = race([own, peer], [PREFILL, DECODE], 2, 100, quietly)
-    return BenchReport(MODEL, 2, found, found.ratios("polyneuron", "llama.cpp"), 0.25)
+    return BenchReport(ENTRIES, 2, found, found.ratios("polyneuron", "llama.cpp"), 0.25)
 
 
 def test_rows_are_as_the_interface_says(machine: Machine) -> None:
@@ -158,9 +175,39 @@ def test_rows_are_as_the_interface_says(machine: Machine) -> None:
     assert "median" in last["ratio_is"]
 
 
+def test_reads_are_shown_where_measured(machine: Machine) -> None:
+    found = race([Engine("polyneuron", machine, [1.0] * 4)], [DECODE], 3, 100, quietly)
+    (trial,) = found.trials
+    reads = [SampleIo(3 << 20, 0.9, 0.2), SampleIo(5 << 20, 0.8, 0.3), SampleIo(4 << 20, 0.7, 0.1)]
+    trial.samples = [replace(s, io=io) for s, io in zip(trial.samples, reads, strict=True)]
+    disk = DiskSpeeds(probe_rows(1e9, 5e4), probe_rows(5e8, 2e4))
+    entries = {"polyneuron": Entry(MODEL, 3 << 30)}
+    made = BenchReport(entries, 2, found, {}, disk=disk)
+    row, last = made.rows()
+    assert (row["io_bytes_per_token"], row["hit_rate"], row["stall_share"]) == (4 << 20, 0.8, 0.2)
+    assert row["memory_limit_bytes"] == 3 << 30
+    assert [r["read_bytes"] for r in last["disk"]["before"]] == [1 << 20, 4608]
+    assert last["disk"]["after"][1]["reads_per_second"] == 2e4
+    table = made.table().splitlines()
+    assert "MiB of 3072 |       4.0 MiB |    80.0% | 20.0% |" in table[2]
+    assert table[-1] == (
+        "disk before: 1000 MB/s in a row, 50.0k/s random 4608 B at depth 32; "
+        "after: 500 MB/s in a row, 20.0k/s random 4608 B at depth 32"
+    )
+
+
+def probe_rows(bytes_per_s: float, reads_per_s: float) -> tuple[ProbeRow, ...]:
+    """What a probe of both kinds of reads gave."""
+    random = ProbeCase(Pattern.RANDOM, 4608, 32)
+    return (
+        ProbeRow(LAYER_READS, 100, bytes_per_s, bytes_per_s / 2**20, 1, 2, 3.0),
+        ProbeRow(random, 100, reads_per_s * 4608, reads_per_s, 1, 2, 3.0),
+    )
+
+
 def test_one_repetition_has_no_deviation(machine: Machine) -> None:
     found = race([Engine("polyneuron", machine, [1.0, 1.0])], [PREFILL], 1, 100, quietly)
-    made = BenchReport(MODEL, 1, found, {}, None)
+    made = BenchReport(ENTRIES, 1, found, {})
     assert made.rows()[-1]["stddev_ts"] is None
     assert "±" not in made.table()
     assert "ratio" not in made.table()
