@@ -31,7 +31,7 @@ def _default(name: str) -> Any:
     return int(setting.default) if setting.whole else setting.default
 
 
-Model = Annotated[str, option("--model", "-m", text="a .gguf file, or the word smollm2")]
+Model = Annotated[str, option("--model", "-m", text="a .gguf or .ncf file, or the word smollm2")]
 Predict = Annotated[
     int, option("--predict", "-n", "--n-predict", text="tokens to generate; -1: to the end")
 ]
@@ -55,7 +55,11 @@ Memory = Annotated[
 ]
 FfnResident = Annotated[
     float,
-    option("--ffn-resident", panel=ENGINE, text="share of layers kept, at most; -1: all that fit"),
+    option(
+        "--ffn-resident",
+        panel=ENGINE,
+        text="share of feed forward kept, at most; -1: all that fits",
+    ),
 ]
 Mode = Annotated[
     FeedForwardMode,

@@ -56,7 +56,7 @@ def _program(
 
 def usage_message(error: Any, words: list[str]) -> str:
     """A usage error with where a bad value came from and whose help tells more."""
-    message = error.format_message().rstrip(".")
+    message = error.format_message().rstrip(".").replace("Value error, ", "")  # of enumerations
     context, param = getattr(error, "ctx", None), getattr(error, "param", None)
     if context is not None and param is not None and param.envvar is not None:
         source = context.get_parameter_source(param.name)

@@ -16,7 +16,9 @@ def locate_model(name: str) -> Path:
     path = Path(name).expanduser()
     if not path.exists():
         words = ", ".join(PACKAGED_MODELS)
-        raise ConfigError(f"model {name!a}: no such file; give a .gguf file or the word {words}")
+        raise ConfigError(
+            f"model {name!a}: no such file; give a .gguf or .ncf file or the word {words}"
+        )
     return path
 
 

@@ -13,11 +13,13 @@ import numpy as np
 from polyneuron.config import usable_cores
 from polyneuron.io.ncf_format import NcfManifest, NcfTensor
 from polyneuron.io.ncf_pieces import MadePiece, Piece, cut_pieces
-from polyneuron.kernels.quant import num_tiles, pack_tiles_from_rows, tile_bytes
+from polyneuron.kernels.quant import TILE_ROWS, num_tiles, pack_tiles_from_rows, tile_bytes
 from polyneuron.synth.codings import Bytes
 from polyneuron.synth.weights import WeightSource
 
 MAX_THREADS = 4
+PACK_ROWS = 4 * TILE_ROWS
+"""Made and packed at once: they stay in the cache."""
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -70,9 +72,12 @@ class SynthPieces:
             used = values.size
             out[:used] = values
         else:
-            rows = self._source.rows(tensor.name, piece.first_row, piece.num_rows)
-            used = num_tiles(piece.num_rows) * tile_bytes(tensor.storage, tensor.cols)
-            pack_tiles_from_rows(tensor.storage, rows, tensor.cols, out[:used])
+            tile, used = tile_bytes(tensor.storage, tensor.cols), 0
+            for first in range(0, piece.num_rows, PACK_ROWS):
+                count = min(PACK_ROWS, piece.num_rows - first)
+                rows = self._source.rows(tensor.name, piece.first_row + first, count)
+                start, used = used, used + num_tiles(count) * tile
+                pack_tiles_from_rows(tensor.storage, rows, tensor.cols, out[start:used])
         out[used:] = 0
 
     def _make_bundles(self, piece: Piece, out: Bytes) -> None:

@@ -20,7 +20,7 @@ from polyneuron.io.output_file import OutputFile
 from polyneuron.kernels.gemv import FeedForwardKind
 from polyneuron.kernels.quant import GgmlType
 from polyneuron.model.architecture import ACTIVATION_KEY
-from polyneuron.synth.pieces import made_ahead
+from polyneuron.synth.pieces import PACK_ROWS, made_ahead
 from polyneuron.synth.vocabulary import file_keys, hyper_parameter_keys
 from polyneuron.synth.weights import WeightSource
 
@@ -88,8 +88,11 @@ class TwinPieces:
         if tensor.type_id == GgmlType.F32:
             out[:used] = self._source.vector(tensor.name).view(np.uint8)
         else:
-            rows = self._source.rows(tensor.name, piece.first_row, piece.num_rows)
-            self._source.coding(tensor.name).to_ggml(rows, out[:used].reshape(rows.shape))
+            rows, coding = out[:used].reshape(piece.num_rows, -1), self._source.coding(tensor.name)
+            for first in range(0, piece.num_rows, PACK_ROWS):
+                some = rows[first : first + PACK_ROWS]
+                made = self._source.rows(tensor.name, piece.first_row + first, len(some))
+                coding.to_ggml(made, some)
         out[used:] = 0
         return MadePiece(out.data, {})
 

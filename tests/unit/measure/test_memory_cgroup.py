@@ -94,7 +94,7 @@ class TestPlace:
         files = {"user/cgroup.procs": "", "user/cgroup.subtree_control": "memory\n"}
         host = make_host(tmp_path, "0::/user\n", files)
         folder = tmp_path / "sys/fs/cgroup/user"
-        left = [folder / f"polyneuron-{pid}-own" for pid in (ended.pid, os.getppid())]
+        left = [folder / f"polyneuron-{pid}-own" for pid in (ended.pid, os.getpid())]
         for place in left:
             place.mkdir()
         Made(monkeypatch, ("memory.max",))
