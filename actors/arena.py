@@ -18,6 +18,8 @@ from polyneuron.kernels.neuron_cache import NeuronCache
 from polyneuron.planning.bundles import ring_places
 from polyneuron.planning.layout import ArenaLayout
 
+LOCK_TIMEOUT_NS = 1_000_000_000
+
 
 def object_bytes(layout: ArenaLayout) -> int:
     """Bytes of the shared object that holds the arena wherever in a page it begins."""
@@ -67,6 +69,21 @@ def format_neuron_cache(arena: Arena, layout: ArenaLayout) -> None:
     file.read_bytes, file.slots, file.slot_bytes = (
         rows.slot_bytes, bundles.slots_offset, rows.slot_bytes
     )  # fmt: skip
+
+
+def resize_neuron_cache(arena: Arena, layout: ArenaLayout, num_slots: int) -> None:
+    """Keep the first `num_slots` slots and give the memory of the others back to the system.
+
+    Between steps, and with no read under way.
+    """
+    bundles = layout.bundles
+    assert bundles is not None
+    assert bundles.rows.num_neurons <= num_slots <= bundles.cold_slots
+    cache = NeuronCache(arena.address + layout.at("boards.cache"))
+    with cache.locked(LOCK_TIMEOUT_NS):
+        cache.resize(arena.step.epoch + len(bundles.layers), 0, num_slots)
+    kept = bundles.slots_offset + num_slots * bundles.rows.slot_bytes
+    arena.release(kept, bundles.slots_offset + bundles.cold_slots * bundles.rows.slot_bytes)
 
 
 class LocalArena:

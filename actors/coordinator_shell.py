@@ -65,6 +65,7 @@ class CoordinatorShell:
         self._is_manned = False
         self._recoveries = 0
         self._watched_ns = 0
+        self._wanted_slots: int | None = None
 
     @ray.method(concurrency_group="control")
     def attach(self, refs: list[Any], spec: ModelSpec, layout: ArenaLayout) -> int:
@@ -148,11 +149,19 @@ class CoordinatorShell:
         self._dry = dry
 
     @ray.method(concurrency_group="control")
+    def resize_cache(self, num_slots: int) -> None:
+        """Have the neuron cache hold so many slots, between two steps; returns when it does."""
+        with self._changed:
+            self._wanted_slots = num_slots
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._wanted_slots is None or self._stopping)
+
+    @ray.method(concurrency_group="control")
     def stop(self) -> None:
         """End the loop and everything in it."""
         with self._changed:
             self._stopping = True
-            self._changed.notify()
+            self._changed.notify_all()
         self._arena.stop()
         if self._is_manned:
             self._readers.stop()
@@ -163,9 +172,10 @@ class CoordinatorShell:
     def run(self) -> None:
         """Run steps while there are sequences; else sleep, and look after the executors."""
         while True:
+            self._resize_between_steps()
             with self._changed:
                 plan = self._next_plan()
-                if plan is None and not self._stopping:
+                if plan is None and not self._stopping and self._wanted_slots is None:
                     self._changed.wait(IDLE_WATCH_S)
                     plan = self._next_plan()
                 if self._stopping:
@@ -175,6 +185,20 @@ class CoordinatorShell:
                 self._perform(plan)
             elif self._is_manned:
                 self._watch_idle()
+
+    def _resize_between_steps(self) -> None:
+        """Resize the neuron cache; no read may be under way, since pages may go."""
+        if self._wanted_slots is None:
+            return
+        self._readers.end()
+        resized = self._crew.cache_actor.resize_neurons.remote(self._wanted_slots)
+        ray.get(resized, timeout=RESTART_TIMEOUT_S)
+        self._readers.num_slots = self._wanted_slots
+        self._runner.restart_stream()
+        self._readers.start()
+        with self._changed:
+            self._wanted_slots = None
+            self._changed.notify_all()
 
     def _watch_idle(self) -> None:
         """Replace lost executors before a request needs them."""

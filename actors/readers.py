@@ -19,6 +19,8 @@ class Readers:
 
     def __init__(self, arena: Arena, layout: ArenaLayout, io_actor: Any) -> None:
         self._arena, self._layout, self._io_actor = arena, layout, io_actor
+        self.num_slots = layout.bundles.cold_slots if layout.bundles else 0
+        """Slots of the neuron cache that may be read into."""
         self._running: list[Any] = []
         """References that are ready when a reader has ended."""
 
@@ -34,7 +36,7 @@ class Readers:
             offset = self._layout.at("boards.reads")
             reads = self._arena.neuron_reads(offset)
             reads.stop = reads.error = 0
-            self._running.append(self._io_actor.read_neurons.remote(offset))
+            self._running.append(self._io_actor.read_neurons.remote(offset, self.num_slots))
 
     def have_ended(self) -> bool:
         """Whether one of them ended by itself, or its process was lost."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from polyneuron.actors.arena import format_neuron_cache
+from polyneuron.actors.arena import format_neuron_cache, resize_neuron_cache
 from polyneuron.actors.cache_actor import CacheState
 from polyneuron.actors.messages import ExecutorStatus, PlaceExecutor
 from polyneuron.io.arena_loader import Reads, read_all
@@ -117,9 +117,13 @@ class IoShell:
             LayerReader(device, self._arena, offset, schedules).run()
 
     @ray.method(concurrency_group="loop")
-    def read_neurons(self, offset: int) -> int:
-        """Perform the reads executors order until the ring stops (0) or one fails: its errno."""
-        with open_neuron_device(self._path, self._arena, offset) as device:
+    def read_neurons(self, offset: int, num_slots: int) -> int:
+        """Perform the reads executors order until the ring stops (0) or one fails: its errno.
+
+        The first `num_slots` slots stay mapped in the kernel where it allows that.
+        """
+        place = (self._path, self._arena, offset)
+        with open_neuron_device(*place, registered_slots=num_slots) as device:
             return NeuronReader(device, self._arena, offset).run()
 
 
@@ -136,6 +140,11 @@ class CacheShell:
     def reset_neurons(self) -> None:
         """Forget every cached neuron: who changed the cache was lost in the midst of it."""
         format_neuron_cache(self._arena, self._layout)
+
+    @ray.method(concurrency_group="control")
+    def resize_neurons(self, num_slots: int) -> None:
+        """Let the cold region hold so many slots; memory behind them goes back to the system."""
+        resize_neuron_cache(self._arena, self._layout, num_slots)
 
     @ray.method(concurrency_group="control")
     def plan(self, region_bytes: int, section_bytes: dict[str, int]) -> None:

@@ -6,6 +6,7 @@ of the step board (`kernels/src/engine_api.h`); it decides nothing.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from polyneuron.errors import ProtocolError
+from polyneuron.errors import DeviceError, ProtocolError
 from polyneuron.kernels._kernels import ffi, lib
 
 if TYPE_CHECKING:
@@ -174,6 +175,12 @@ class Arena:
         if offset < 0 or offset + num_bytes > self.num_bytes:
             raise ValueError(f"[{offset}, {offset + num_bytes}) is outside the arena")
         return memoryview(ffi.buffer(self.base + offset, num_bytes)).cast("B")
+
+    def release(self, start: int, end: int) -> None:
+        """Give whole pages of [start, end) back to the system; they read as zeros afterwards."""
+        first, last = -(-start // PAGE_BYTES) * PAGE_BYTES, end // PAGE_BYTES * PAGE_BYTES
+        if first < last and (error := lib.arena_release(self.base, first, last - first)):
+            raise DeviceError(error, f"giving memory back failed: {os.strerror(error)}")
 
     # ---- the coordinator's side of the board
 

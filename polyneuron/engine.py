@@ -323,6 +323,14 @@ class Engine:
             raise EngineError(outcome.error)
         return outcome
 
+    def change_memory(self, memory_bytes: int) -> None:
+        """Take less memory, or as much as at first again, between two steps; no request is lost.
+
+        The neuron cache shrinks or grows. ConfigError names the least, or that there is no cache.
+        """
+        num_slots = self.budget.slots_within(memory_bytes)
+        self._launch.ask_coordinator(self.actors, "resize_cache", num_slots)
+
     # ---- reports
 
     def mode(self) -> Mode:

@@ -1,6 +1,8 @@
 /* Arena header, step board and the executors' loop (board.h tells how a step is shared). */
 #include <assert.h>
+#include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "board.h"
 #include "neuron_cache.h"
@@ -35,6 +37,10 @@ int arena_valid(const void *base) {
 }
 
 struct arena_header *arena_header_at(void *base) { return base; }
+
+int arena_release(void *base, uint64_t offset, uint64_t num_bytes) {
+    return madvise(at(base, offset), num_bytes, MADV_REMOVE) == 0 ? 0 : errno;
+}
 
 struct step_params *step_params_at(void *base) { return &board_at(base)->params; }
 

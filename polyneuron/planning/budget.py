@@ -109,6 +109,24 @@ class Budget:
         """Slots of the neuron cache."""
         return self.residency.cold_slots
 
+    def slots_within(self, limit_bytes: int) -> int:
+        """Slots of the neuron cache when everything together may take so much.
+
+        Raises ConfigError below what one layer needs, and when there is no cache to shrink.
+        """
+        bundles = self.layout.bundles
+        if bundles is None or not self.cold_slots:
+            raise ConfigError("only the neuron cache can shrink while it runs; this run has none")
+        least, slot_bytes = bundles.rows.num_neurons, bundles.rows.slot_bytes
+        slots = self.cold_slots - -(-max(0, self.limit_bytes - limit_bytes) // slot_bytes)
+        if slots < least:
+            minimum = self.limit_bytes - (self.cold_slots - least) * slot_bytes
+            raise ConfigError(
+                f"{show_size(limit_bytes)}: while it runs this model needs at least "
+                f"{show_size(minimum)}"
+            )
+        return slots
+
     @property
     def cached_share(self) -> float:
         """Share of the cached layers' neurons that the cache holds."""

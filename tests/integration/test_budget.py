@@ -83,6 +83,25 @@ class TestStreaming:
             assert again.tokens == first.tokens
             assert again.logits_sha256 == first.logits_sha256
 
+    def test_memory_changes_while_a_request_runs(self, bundles: Path) -> None:
+        with open_engine(bundles, ffn_resident=0.9) as engine:
+            whole = engine.generate(PROMPT, max_tokens=24, sampling=GREEDY, ignore_eos=True)
+            slot_bytes = engine.layout.spans["cold"].num_bytes // engine.budget.cold_slots
+            least = engine.layout.bundles.rows.num_neurons if engine.layout.bundles else 0
+            spare = (engine.budget.cold_slots - least) * slot_bytes
+            at_first = engine.budget.limit_bytes
+            before = engine.memory().total_bytes
+            generation = engine.stream(PROMPT, max_tokens=24, sampling=GREEDY, ignore_eos=True)
+            for index, _ in enumerate(generation):
+                if index == 4:
+                    engine.change_memory(at_first - spare)
+                    assert before - engine.memory().total_bytes > spare // 2
+                if index == 12:
+                    engine.change_memory(at_first)
+            assert generation.completion.logits_sha256 == whole.logits_sha256
+            with pytest.raises(ConfigError, match="needs at least"):
+                engine.change_memory(at_first - spare - MIB)
+
     def test_failing_file_ends_the_request_and_not_the_engine(
         self, bundles: Path, tmp_path: Path
     ) -> None:
