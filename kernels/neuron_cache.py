@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 from polyneuron.errors import ProtocolError
 from polyneuron.kernels._kernels import ffi, lib
 from polyneuron.kernels.buffers import read_pointer
+
+if TYPE_CHECKING:
+    from polyneuron.kernels._kernels import CData
 
 BLOCK_ALIGNMENT = 64  # of the cache's address, bytes
 NO_SLOT: int = lib.NO_SLOT
@@ -82,6 +85,21 @@ class NeuronUse(NamedTuple):
     misses: NDArray[np.void]  # (num_misses,) of NEURON_MISS: what must be read, and where to
 
 
+class SlotMove(NamedTuple):
+    """Bytes of slots that the caller copies before it unlocks."""
+
+    from_slot: int
+    to_slot: int
+    num_slots: int
+
+
+class HotAdmission(NamedTuple):
+    """What `NeuronCache.admit_hot` asks for: reads into misses' slots, then copies."""
+
+    misses: NDArray[np.void]  # (num_misses,) of NEURON_MISS
+    moves: list[SlotMove]
+
+
 @dataclass(frozen=True, slots=True)
 class NeuronCacheCounters:
     """`struct neuron_cache_counters`; bytes of a region are its slots times the slot's bytes."""
@@ -94,6 +112,25 @@ class NeuronCacheCounters:
     failures: int
     num_resident: int
     num_pinned: int
+
+
+@dataclass(frozen=True, slots=True)
+class NeuronCacheSizes:
+    """`struct neuron_cache_sizes`: what the cache was formatted for, and its regions now."""
+
+    num_neurons: int
+    max_slots: int
+    hot_slots: int
+    num_slots: int
+    cluster_neurons: int
+
+    def check(self, hot_slots: int, num_slots: int) -> None:
+        """Raise `ValueError` unless the regions could have these sizes."""
+        if not 0 <= hot_slots <= num_slots <= self.max_slots:
+            raise ValueError(
+                f"hot_slots {hot_slots}, num_slots {num_slots}, max_slots {self.max_slots}: "
+                "need 0 <= hot_slots <= num_slots <= max_slots"
+            )
 
 
 def neuron_cache_bytes(num_neurons: int, max_slots: int) -> int:
@@ -140,11 +177,8 @@ class NeuronCache:
 
         Nobody else may be at work in the cache, and no read it ordered may be under way.
         """
-        if not 0 <= hot_slots <= num_slots <= max_slots:
-            raise ValueError(
-                f"hot_slots {hot_slots}, num_slots {num_slots}, max_slots {max_slots}: "
-                "need 0 <= hot_slots <= num_slots <= max_slots"
-            )
+        sizes = NeuronCacheSizes(num_neurons, max_slots, hot_slots, num_slots, cluster_neurons)
+        sizes.check(hot_slots, num_slots)
         if num_neurons < 1 or cluster_neurons < 1:
             raise ValueError("num_neurons and cluster_neurons: need at least 1")
         lib.neuron_cache_format(
@@ -189,7 +223,42 @@ class NeuronCache:
 
     def pin(self, first_neuron: int, n: int, first_slot: int) -> None:
         """Pin n consecutive absent neurons, already read, in consecutive free hot slots."""
+        sizes = self.sizes()
+        if first_neuron % sizes.cluster_neurons or first_slot % sizes.cluster_neurons:
+            raise ValueError(
+                f"first_neuron {first_neuron}, first_slot {first_slot}: "
+                f"need multiples of {sizes.cluster_neurons}"
+            )
         lib.neuron_cache_pin(self._base, first_neuron, n, first_slot)
+
+    def admit_hot(self, epoch: int, cluster: int) -> HotAdmission | None:
+        """Make a cluster hot; None when it, or every run it could have, is busy."""
+        room = self.sizes().cluster_neurons
+        misses = np.empty(room, NEURON_MISS)
+        moves = ffi.new("struct slot_move[]", room)
+        num_moves = ffi.new("uint32_t *")
+        num_misses = lib.neuron_cache_admit_hot(
+            self._base,
+            epoch,
+            cluster,
+            ffi.from_buffer("struct neuron_miss[]", misses),
+            moves,
+            num_moves,
+        )
+        if num_misses < 0:
+            return None
+        return HotAdmission(misses[:num_misses], _slot_moves(moves, num_moves[0]))
+
+    def resize(self, epoch: int, hot_slots: int, num_slots: int) -> list[SlotMove]:
+        """Give both regions new sizes; call again in later epochs while slots are pending."""
+        self.sizes().check(hot_slots, num_slots)
+        moves = ffi.new("struct slot_move[]", max(1, hot_slots))
+        num_moves = lib.neuron_cache_resize(self._base, epoch, hot_slots, num_slots, moves)
+        return _slot_moves(moves, num_moves)
+
+    def pending(self) -> int:
+        """Slots that the last resize could not free yet."""
+        return int(lib.neuron_cache_pending(self._base))
 
     def state(self, neuron: int) -> NeuronState:
         """The neuron's state now."""
@@ -206,3 +275,16 @@ class NeuronCache:
         return NeuronCacheCounters(
             **{name: int(getattr(counters, name)) for name in NeuronCacheCounters.__slots__}
         )
+
+    def sizes(self) -> NeuronCacheSizes:
+        """What the cache was formatted for, and its regions now."""
+        sizes = ffi.new("struct neuron_cache_sizes *")
+        lib.neuron_cache_get_sizes(self._base, sizes)
+        return NeuronCacheSizes(
+            **{name: int(getattr(sizes, name)) for name in NeuronCacheSizes.__slots__}
+        )
+
+
+def _slot_moves(moves: CData, num_moves: int) -> list[SlotMove]:
+    found = (moves[i] for i in range(num_moves))
+    return [SlotMove(move.from_slot, move.to_slot, move.num_slots) for move in found]

@@ -57,7 +57,7 @@ size_t neuron_cache_bytes(uint32_t num_neurons, uint32_t max_slots) {
 void neuron_cache_format(void *base, uint32_t num_neurons, uint32_t max_slots, uint32_t hot_slots,
                          uint32_t num_slots, uint32_t cluster_neurons) {
     assert(((uintptr_t)base & (CACHE_BLOCK_ALIGNMENT - 1)) == 0);
-    assert(num_neurons < NO_NEURON && max_slots <= NO_SLOT - NUM_LISTS);
+    assert(num_neurons < SLOT_VACATED && max_slots <= NO_SLOT - NUM_LISTS);
     assert(hot_slots <= num_slots && num_slots <= max_slots && cluster_neurons > 0);
     struct neuron_cache *cache = base;
     memset(cache, 0, sizeof *cache);
@@ -68,7 +68,8 @@ void neuron_cache_format(void *base, uint32_t num_neurons, uint32_t max_slots, u
     cache->cluster_neurons = cluster_neurons;
     for (uint32_t i = 0; i < num_neurons; i++)
         entries_of(cache)[i] = (struct neuron_entry){NO_SLOT, 0, 0, 0};
-    list_init(cache);
+    lists_format(cache);
+    window_format(cache);
     for (uint32_t slot = 0; slot < max_slots; slot++)
         release_slot(cache, slot);
     word_store_wake(&cache->lock, 0);
@@ -102,14 +103,6 @@ void neuron_cache_unlock(void *base) {
 
 /* ---- epochs and use */
 
-void release_slot(struct neuron_cache *cache, uint32_t slot) {
-    owners_of(cache)[slot] = NO_NEURON;
-    if (is_cold(cache, slot)) {
-        list_append(cache, LIST_FREE, slot);
-        cache->num_free++;
-    }
-}
-
 void begin_epoch(struct neuron_cache *cache, uint32_t epoch) {
     if (cache->tick != 0 && epoch == cache->epoch)
         return;
@@ -120,27 +113,37 @@ void begin_epoch(struct neuron_cache *cache, uint32_t epoch) {
             entries_of(cache)[i].stamp = 0;
     }
     cache->num_in_use = 0;
+    drop_going(cache);
     unpark(cache);
+    adapt_window(cache);
 }
 
 /* Of a neuron that has a slot. */
 static void touch(struct neuron_cache *cache, uint32_t neuron) {
     struct neuron_entry *entry = &entries_of(cache)[neuron];
-    if (!is_used_now(cache, entry)) {
-        entry->stamp = (uint16_t)cache->tick;
-        cache->num_in_use += !(load_word(entry) & WORD_HOT) && !(entry->flags & ENTRY_GOING);
-    }
-    entry->flags |= ENTRY_REFERENCED;
     count_use(cache, neuron);
+    if (is_used_now(cache, entry))
+        return;
+    entry->stamp = (uint16_t)cache->tick;
+    if (load_word(entry) & WORD_HOT || entry->flags & ENTRY_GOING)
+        return;
+    cache->num_in_use++;
+    if (entry->flags & ENTRY_WINDOW)
+        cache->period.window_hits++;
+    else
+        cache->period.main_hits++;
 }
 
 /* An absent neuron's slot, which it holds from now on. */
 static uint32_t admit(struct neuron_cache *cache, uint32_t neuron) {
     struct neuron_entry *entry = &entries_of(cache)[neuron];
-    uint32_t slot = enter_window(cache, neuron);
+    cache->epoch_misses++;
+    cache->period.misses++;
+    if (entry->stamp != 0 && cache->tick - entry->stamp <= cache->period.early_epochs)
+        cache->period.early_misses++;
     entry->stamp = (uint16_t)cache->tick;
-    cache->num_in_use++;
     count_use(cache, neuron);
+    uint32_t slot = take_free_slot(cache, neuron);
     int moved = move_neuron(entry, NEURON_ABSENT, NEURON_LOADING, slot);
     assert(moved);
     count_held(&cache->counters.num_resident, 1);
@@ -178,6 +181,7 @@ int neuron_cache_use(void *base, uint32_t epoch, const uint32_t *neurons, uint32
         miss->slot = admit(cache, miss->neuron);
         slots[place] = miss->slot | SLOT_LATE;
     }
+    cache->period.uses += n;
     age(cache, n);
     count(&cache->counters.hits, n - num_misses - num_late);
     count(&cache->counters.hot_hits, num_hot);
@@ -201,16 +205,9 @@ void neuron_cache_failed(void *base, uint32_t neuron) {
     assert(neuron < cache->num_neurons);
     struct neuron_entry *entry = &entries_of(cache)[neuron];
     uint32_t word = load_word(entry);
-    if (state_in(word) != NEURON_LOADING || !move_neuron(entry, NEURON_LOADING, NEURON_ABSENT,
-                                                         NO_SLOT))
+    if (!move_neuron(entry, NEURON_LOADING, NEURON_ABSENT, NO_SLOT))
         return;
-    if (word & WORD_HOT) {
-        count_held(&cache->counters.num_pinned, -1);
-    } else {
-        leave_part(cache, entry, slot_in(word));
-        count_held(&cache->counters.num_resident, -1);
-    }
-    release_slot(cache, slot_in(word));
+    leave_region(cache, slot_in(word), word & WORD_HOT);
     count(&cache->counters.failures, 1);
 }
 
@@ -232,20 +229,6 @@ int neuron_cache_wait(void *base, uint32_t neuron, int64_t timeout_ns) {
             futex_wait(&entry->word, word | WORD_WAITED,
                        left < WAIT_SLICE_NS ? left : WAIT_SLICE_NS);
     }
-}
-
-void neuron_cache_pin(void *base, uint32_t first_neuron, uint32_t n, uint32_t first_slot) {
-    struct neuron_cache *cache = base;
-    assert(first_neuron <= cache->num_neurons && n <= cache->num_neurons - first_neuron);
-    assert(first_slot <= cache->hot_slots && n <= cache->hot_slots - first_slot);
-    for (uint32_t i = 0; i < n; i++) {
-        assert(owners_of(cache)[first_slot + i] == NO_NEURON);
-        owners_of(cache)[first_slot + i] = first_neuron + i;
-        int moved = move_neuron(&entries_of(cache)[first_neuron + i], NEURON_ABSENT, NEURON_PINNED,
-                                (first_slot + i) | WORD_HOT);
-        assert(moved);
-    }
-    count_held(&cache->counters.num_pinned, (int)n);
 }
 
 /* ---- looks without the lock */
@@ -274,4 +257,13 @@ void neuron_cache_get_counters(const void *base, struct neuron_cache_counters *c
     counters->failures = __atomic_load_n(&now->failures, __ATOMIC_RELAXED);
     counters->num_resident = __atomic_load_n(&now->num_resident, __ATOMIC_RELAXED);
     counters->num_pinned = __atomic_load_n(&now->num_pinned, __ATOMIC_RELAXED);
+}
+
+void neuron_cache_get_sizes(const void *base, struct neuron_cache_sizes *sizes) {
+    const struct neuron_cache *cache = base;
+    sizes->num_neurons = cache->num_neurons;
+    sizes->max_slots = cache->max_slots;
+    sizes->hot_slots = __atomic_load_n(&cache->hot_slots, __ATOMIC_RELAXED);
+    sizes->num_slots = __atomic_load_n(&cache->num_slots, __ATOMIC_RELAXED);
+    sizes->cluster_neurons = cache->cluster_neurons;
 }

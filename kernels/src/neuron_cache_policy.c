@@ -1,110 +1,104 @@
 /* Who stays in the cold region.
  *
- * A new neuron enters the window, since it must be loaded to be computed. When the window's oldest
- * has to go it meets the next victim of the main part's CLOCK hand: it takes the victim's place
- * only if it has been used clearly more often, else it is evicted itself. Use counts outlive
- * residence. So a scan, in which all counts are alike, passes through the window and leaves the
- * main part alone, while a hot set that has moved wins its place by its counts. */
+ * A new neuron enters the window, since it must be loaded to be computed. When a slot is needed,
+ * the window's oldest meets the least used neuron of the main part: it takes that one's place only
+ * if it has been used clearly more often, else it is evicted itself. Use counts outlive residence.
+ * So a scan, in which all counts are alike, passes through the window and leaves the main part
+ * alone, while a hot set that has moved wins its place by its counts. The window is small, and
+ * grows where neurons come in bursts: where its slots earn more hits than those of the main part,
+ * or where neurons are missed that were used in the epoch before.
+ *
+ * The main part is kept by use count, lazily: a slot lies in the list of the count it had when it
+ * was last met, and is carried up when a victim is looked for. Every step of that is paid for by a
+ * use. */
 #include "neuron_cache.h"
 
-#define WINDOW_SHARE 64u     /* the window is one in so many cold slots */
-#define MAX_HAND_STEPS 8u    /* of the CLOCK hand for one victim */
-#define USES_MARGIN 1u       /* a newcomer must exceed a victim's count by more than this */
-#define MAX_USES 127u
-#define AGEING_USES 10u      /* counts are halved every so many uses a cold slot */
-#define SETTLED_PER_ENTRY 2u /* slots that go from window to main part when one is filled */
+#define MIN_WINDOW_SHARE 64u /* the window has at least one in so many cold slots, */
+#define MAX_WINDOW_SHARE 2u  /* and is given at most one in so many */
+#define PERIODS_PER_SLOT 4u
+#define EARLY_NUM 3u
+#define EARLY_DEN 4u
+#define WINDOW_STEP 64u      /* its share changes by one in so many an epoch */
+#define EARLY_MISSES 6u      /* one early miss in so many makes the window grow */
+#define USES_MARGIN 2u       /* see beats() */
+#define AGEING_USES 20u      /* counts are halved every so many uses a cold slot */
+#define MAX_CARRIED 64u      /* slots carried up in search of one victim */
 
-/* ---- lists */
-
-void list_init(struct neuron_cache *cache) {
-    for (uint32_t i = 0; i < cache->max_slots + NUM_LISTS; i++)
-        links_of(cache)[i] = (struct slot_link){i, i};
-}
-
-static uint32_t head_of(const struct neuron_cache *cache, enum slot_list list) {
-    return cache->max_slots + (uint32_t)list;
-}
-
-void list_append(struct neuron_cache *cache, enum slot_list list, uint32_t slot) {
-    struct slot_link *links = links_of(cache);
-    uint32_t head = head_of(cache, list), last = links[head].prev;
-    links[slot] = (struct slot_link){last, head};
-    links[last].next = slot;
-    links[head].prev = slot;
-}
-
-void list_unlink(struct neuron_cache *cache, uint32_t slot) {
-    struct slot_link *links = links_of(cache);
-    links[links[slot].prev].next = links[slot].next;
-    links[links[slot].next].prev = links[slot].prev;
-    links[slot] = (struct slot_link){slot, slot};
-}
-
-uint32_t list_front(struct neuron_cache *cache, enum slot_list list) {
-    uint32_t slot = links_of(cache)[head_of(cache, list)].next;
-    return slot < cache->max_slots ? slot : NO_SLOT;
-}
-
-static void list_to_back(struct neuron_cache *cache, enum slot_list list, uint32_t slot) {
-    list_unlink(cache, slot);
-    list_append(cache, list, slot);
-}
-
-/* All of `from` goes behind the last of `list`. */
-static void list_splice(struct neuron_cache *cache, enum slot_list list, enum slot_list from) {
-    struct slot_link *links = links_of(cache);
-    uint32_t head = head_of(cache, list), other = head_of(cache, from);
-    if (links[other].next == other)
-        return;
-    uint32_t last = links[head].prev;
-    links[last].next = links[other].next;
-    links[links[other].next].prev = last;
-    links[links[other].prev].next = head;
-    links[head].prev = links[other].prev;
-    links[other] = (struct slot_link){other, other};
-}
-
-void unpark(struct neuron_cache *cache) {
-    list_splice(cache, LIST_WINDOW, LIST_WINDOW_PARKED);
-    list_splice(cache, LIST_MAIN, LIST_MAIN_PARKED);
+static uint32_t num_cold(const struct neuron_cache *cache) {
+    return cache->num_slots - cache->hot_slots;
 }
 
 /* ---- use counts */
 
-/* Counts of neurons that the sweep has not reached are in halves: the round that begins halves all
- * counts at once, and the sweep only writes it down. */
-static uint32_t count_of(const struct neuron_cache *cache, uint32_t neuron,
-                         const struct neuron_entry *entry) {
-    return neuron < cache->aged ? entry->uses : entry->uses / 2u;
+static uint32_t uses_in(struct neuron_cache *cache, uint32_t slot) {
+    return uses_of(cache, owners_of(cache)[slot], entry_in(cache, slot));
 }
 
 void count_use(struct neuron_cache *cache, uint32_t neuron) {
     struct neuron_entry *entry = &entries_of(cache)[neuron];
-    if (count_of(cache, neuron, entry) < MAX_USES)
+    if (uses_of(cache, neuron, entry) < MAX_USES)
         entry->uses = (uint8_t)(entry->uses + (neuron < cache->aged ? 1 : 2));
 }
 
+static enum slot_list list_of_count(uint32_t uses) { return (enum slot_list)(LIST_MAIN + uses); }
+
+static void begin_ageing_round(struct neuron_cache *cache) {
+    cache->aged = 0;
+    list_splice(cache, list_of_count(0), list_of_count(1));
+    for (uint32_t uses = 2; uses <= MAX_USES; uses++)
+        list_splice(cache, list_of_count(uses / 2), list_of_count(uses));
+}
+
 void age(struct neuron_cache *cache, uint32_t num_uses) {
-    uint64_t cold_slots = cache->num_slots - cache->hot_slots;
-    uint64_t round_uses = AGEING_USES * (cold_slots ? cold_slots : 1);
+    uint64_t round_uses = AGEING_USES * (uint64_t)(num_cold(cache) ? num_cold(cache) : 1);
     cache->ageing_credit += (uint64_t)num_uses * cache->num_neurons;
     uint64_t steps = cache->ageing_credit / round_uses;
     cache->ageing_credit %= round_uses;
     for (; steps > 0; steps--) {
         if (cache->aged == cache->num_neurons)
-            cache->aged = 0;
+            begin_ageing_round(cache);
         entries_of(cache)[cache->aged++].uses /= 2;
     }
 }
 
-/* ---- victims */
+/* ---- the two parts */
 
-static struct neuron_entry *entry_in(struct neuron_cache *cache, uint32_t slot) {
-    return &entries_of(cache)[owners_of(cache)[slot]];
+void enter_window(struct neuron_cache *cache, uint32_t slot) {
+    struct neuron_entry *entry = entry_in(cache, slot);
+    entry->flags = ENTRY_WINDOW;
+    cache->num_window++;
+    cache->num_in_use += is_used_now(cache, entry);
+    list_append(cache, is_used_now(cache, entry) ? LIST_WINDOW_PARKED : LIST_WINDOW, slot);
 }
 
-static uint32_t uses_in(struct neuron_cache *cache, uint32_t slot) {
-    return count_of(cache, owners_of(cache)[slot], entry_in(cache, slot));
+void leave_part(struct neuron_cache *cache, uint32_t slot) {
+    struct neuron_entry *entry = entry_in(cache, slot);
+    list_unlink(cache, slot);
+    if (entry->flags & ENTRY_WINDOW)
+        cache->num_window--;
+    else
+        cache->num_main--;
+    cache->num_in_use -= is_used_now(cache, entry);
+    entry->flags = 0;
+}
+
+static void enter_list_of_count(struct neuron_cache *cache, uint32_t slot) {
+    list_unlink(cache, slot);
+    list_append(cache, list_of_count(uses_in(cache, slot)), slot);
+}
+
+static void promote(struct neuron_cache *cache, uint32_t slot) {
+    enter_list_of_count(cache, slot);
+    entry_in(cache, slot)->flags &= (uint8_t)~ENTRY_WINDOW;
+    cache->num_window--;
+    cache->num_main++;
+}
+
+void unpark(struct neuron_cache *cache) {
+    list_splice(cache, LIST_WINDOW, LIST_WINDOW_PARKED);
+    uint32_t slot;
+    while ((slot = list_front(cache, LIST_MAIN_PARKED)) != NO_SLOT)
+        enter_list_of_count(cache, slot);
 }
 
 /* The oldest slot of a list that may be evicted; those before it are parked. */
@@ -121,82 +115,122 @@ static uint32_t front_unused(struct neuron_cache *cache, enum slot_list list,
     return slot;
 }
 
-/* The main part's victim: the first that was not used since the hand passed it, or the least used
- * of those looked at. */
+static uint32_t window_front(struct neuron_cache *cache) {
+    return front_unused(cache, LIST_WINDOW, LIST_WINDOW_PARKED);
+}
+
+/* Whether the window should be larger: its slots earn more hits than those of the main part, or
+ * too many neurons are missed that a cache of recent ones would have. */
+static int should_grow(const struct neuron_cache *cache) {
+    const struct cache_period *period = &cache->period;
+    return (uint64_t)period->window_hits * cache->num_main >
+               (uint64_t)period->main_hits * cache->num_window ||
+           (uint64_t)period->early_misses * EARLY_MISSES > period->misses;
+}
+
+static uint32_t clamp(uint32_t value, uint32_t least, uint32_t most) {
+    return value < least ? least : value > most ? most : value;
+}
+
+void window_format(struct neuron_cache *cache) {
+    cache->window_share = num_cold(cache) / MIN_WINDOW_SHARE + 1;
+}
+
+void adapt_window(struct neuron_cache *cache) {
+    struct cache_period *period = &cache->period;
+    period->epochs++;
+    if (period->most_misses < cache->epoch_misses)
+        period->most_misses = cache->epoch_misses;
+    cache->epoch_misses = 0;
+    uint32_t cold = num_cold(cache), step = cold / WINDOW_STEP + 1;
+    if (period->uses < cold / PERIODS_PER_SLOT)
+        return;
+    if (period->misses > 0) {
+        if (should_grow(cache))
+            cache->window_share += step;
+        else
+            cache->window_share -= cache->window_share < step ? cache->window_share : step;
+        cache->most_misses -= cache->most_misses / 4;
+        if (cache->most_misses < period->most_misses)
+            cache->most_misses = period->most_misses;
+    }
+    cache->window_share = clamp(cache->window_share, cold / MIN_WINDOW_SHARE + 1,
+                                cold / MAX_WINDOW_SHARE + 1);
+    uint64_t early_uses = (uint64_t)cold * EARLY_NUM / EARLY_DEN;
+    uint64_t early = period->uses ? early_uses * period->epochs / period->uses : 0;
+    *period = (struct cache_period){.early_epochs = (uint32_t)early};
+}
+
+/* ---- victims */
+
+/* The least used slot of the main part; of the first MAX_CARRIED that were used since they were
+ * last met, if there are so many. */
 static uint32_t main_victim(struct neuron_cache *cache) {
     uint32_t best = NO_SLOT;
-    for (uint32_t step = 0; step < MAX_HAND_STEPS; step++) {
-        uint32_t slot = front_unused(cache, LIST_MAIN, LIST_MAIN_PARKED);
-        if (slot == NO_SLOT)
-            break;
-        struct neuron_entry *entry = entry_in(cache, slot);
-        if (!(entry->flags & ENTRY_REFERENCED))
+    for (uint32_t uses = 0, carried = 0; uses <= MAX_USES && carried < MAX_CARRIED;) {
+        uint32_t slot = front_unused(cache, list_of_count(uses), LIST_MAIN_PARKED);
+        if (slot == NO_SLOT) {
+            uses++;
+            continue;
+        }
+        if (uses_in(cache, slot) == uses)
             return slot;
-        entry->flags &= (uint8_t)~ENTRY_REFERENCED;
-        list_to_back(cache, LIST_MAIN, slot);
+        enter_list_of_count(cache, slot);
+        carried++;
         if (best == NO_SLOT || uses_in(cache, slot) < uses_in(cache, best))
             best = slot;
     }
     return best;
 }
 
-void leave_part(struct neuron_cache *cache, struct neuron_entry *entry, uint32_t slot) {
-    list_unlink(cache, slot);
-    if (entry->flags & ENTRY_WINDOW)
-        cache->num_window--;
-    else
-        cache->num_main--;
-    if (is_used_now(cache, entry))
-        cache->num_in_use--;
-    entry->flags = 0;
+/* In a scan, counts differ by one for the neurons that the scan has already passed, and by one more
+ * after halving. */
+static int beats(struct neuron_cache *cache, uint32_t newcomer, uint32_t victim) {
+    return uses_in(cache, newcomer) > uses_in(cache, victim) + USES_MARGIN;
 }
 
-static void evict(struct neuron_cache *cache, uint32_t slot) {
-    struct neuron_entry *entry = entry_in(cache, slot);
-    leave_part(cache, entry, slot);
-    int moved = move_neuron(entry, NEURON_RESIDENT, NEURON_ABSENT, NO_SLOT);
-    assert(moved);
-    release_slot(cache, slot);
-    count(&cache->counters.evictions, 1);
-    count_held(&cache->counters.num_resident, -1);
+/* Slots that the window has, with the free ones: they are on their way into it. */
+static uint32_t window_slots(const struct neuron_cache *cache) {
+    return cache->num_window + cache->num_free;
 }
 
-static void promote(struct neuron_cache *cache, uint32_t slot) {
-    list_unlink(cache, slot);
-    list_append(cache, LIST_MAIN, slot);
-    entry_in(cache, slot)->flags &= (uint8_t)~ENTRY_WINDOW;
-    cache->num_window--;
-    cache->num_main++;
+static int is_window_full(const struct neuron_cache *cache) {
+    return window_slots(cache) >= cache->window_share;
 }
 
-static uint32_t window_quota(const struct neuron_cache *cache) {
-    return (cache->num_slots - cache->hot_slots + WINDOW_SHARE - 1) / WINDOW_SHARE;
+/* The window has more than its share, and more than the misses of an epoch fill: it may give a slot
+ * back if its oldest is as good as the main part's victim, or if there is no main part. */
+static int should_return(struct neuron_cache *cache, uint32_t newcomer, uint32_t victim) {
+    if (window_slots(cache) <= cache->window_share || window_slots(cache) <= cache->most_misses)
+        return 0;
+    if (victim == NO_SLOT)
+        return cache->num_main == 0;
+    return uses_in(cache, newcomer) >= uses_in(cache, victim);
 }
 
 /* Free one slot: 1, or 0 when all that could go is in use. */
 static int evict_one(struct neuron_cache *cache) {
     for (;;) {
-        uint32_t newcomer = front_unused(cache, LIST_WINDOW, LIST_WINDOW_PARKED);
-        uint32_t victim = main_victim(cache);
+        uint32_t newcomer = window_front(cache), victim = main_victim(cache);
         if (newcomer == NO_SLOT && victim == NO_SLOT)
             return 0;
-        if (victim != NO_SLOT &&
-            (newcomer == NO_SLOT || cache->num_window < window_quota(cache))) {
+        if (newcomer == NO_SLOT || (victim != NO_SLOT && !is_window_full(cache))) {
             evict(cache, victim);
             return 1;
         }
-        if (victim == NO_SLOT ||
-            uses_in(cache, newcomer) <= uses_in(cache, victim) + USES_MARGIN) {
-            if (victim != NO_SLOT)
-                list_to_back(cache, LIST_MAIN, victim);
+        if (should_return(cache, newcomer, victim)) {
+            promote(cache, newcomer);
+            continue;
+        }
+        if (victim == NO_SLOT || !beats(cache, newcomer, victim)) {
             evict(cache, newcomer);
             return 1;
         }
         promote(cache, newcomer);
-        if (cache->num_window < window_quota(cache)) {
-            evict(cache, victim);
-            return 1;
-        } /* else the window had outgrown its share, and the main part gets a slot back */
+        if (is_window_full(cache))
+            continue;
+        evict(cache, victim);
+        return 1;
     }
 }
 
@@ -217,25 +251,21 @@ int make_room(struct neuron_cache *cache, uint32_t n) {
 
 /* While slots are free nobody has to compete: the window's oldest go over to the main part. */
 static void settle(struct neuron_cache *cache) {
-    for (uint32_t i = 0; i < SETTLED_PER_ENTRY; i++) {
-        if (cache->num_free == 0 || cache->num_window <= window_quota(cache))
-            return;
-        uint32_t slot = front_unused(cache, LIST_WINDOW, LIST_WINDOW_PARKED);
+    while (cache->num_free > 0 && cache->num_window > cache->window_share) {
+        uint32_t slot = window_front(cache);
         if (slot == NO_SLOT)
             return;
         promote(cache, slot);
     }
 }
 
-uint32_t enter_window(struct neuron_cache *cache, uint32_t neuron) {
+uint32_t take_free_slot(struct neuron_cache *cache, uint32_t neuron) {
     uint32_t slot = list_front(cache, LIST_FREE);
     assert(slot != NO_SLOT);
     list_unlink(cache, slot);
     cache->num_free--;
     owners_of(cache)[slot] = neuron;
-    entries_of(cache)[neuron].flags = ENTRY_WINDOW;
-    list_append(cache, LIST_WINDOW_PARKED, slot);
-    cache->num_window++;
+    enter_window(cache, slot);
     settle(cache);
     return slot;
 }

@@ -28,7 +28,13 @@ PROGRAMS = [
         "reads_sanitize_main.c",
         ("monotonic_ns", "io_submit", "io_reap"),
         ("pool",),
-        ("neuron_cache.c", "neuron_cache_policy.c", "neuron_reads.c"),
+        (
+            "neuron_cache.c",
+            "neuron_cache_lists.c",
+            "neuron_cache_policy.c",
+            "neuron_cache_regions.c",
+            "neuron_reads.c",
+        ),
     ),
 ]
 
