@@ -218,8 +218,8 @@ void arena_format(void *base, uint64_t arena_bytes, uint64_t board, uint32_t max
 /* 1 when base holds an arena of this layout. */
 int arena_valid(const void *base);
 struct arena_header *arena_header_at(void *base);
-/* Give pages [offset, offset + num_bytes) back to the system, for every process that maps them; they
- * read as zeros afterwards. 0, or an errno. */
+/* Give pages [offset, offset + num_bytes) back to the system, for every process that maps them;
+ * they read as zeros afterwards. 0, or an errno. */
 int arena_release(void *base, uint64_t offset, uint64_t num_bytes);
 struct step_params *step_params_at(void *base);
 struct executor_record *executor_at(void *base, uint32_t executor);
