@@ -44,11 +44,16 @@ def judged(is_met: bool, doubt: str = "") -> str:
     return f"not judged: {doubt}" if doubt else "met" if is_met else "not met"
 
 
+def load_doubt(rows: Rows) -> str:
+    """What others used meanwhile, where that is much."""
+    load = max(row["other_cores"] for row in rows)
+    return f"other processes used {load:.0%} of a core" if load > STRANGERS_SHARE_MAX else ""
+
+
 def doubt_of(rows: Rows, test: str) -> str:
     """Why a ratio of this test says little; empty when nothing speaks against it."""
-    load = max(row["other_cores"] for row in rows if row.get("test") == test)
-    if load > STRANGERS_SHARE_MAX:
-        return f"other processes used {load:.0%} of a core"
+    if doubt := load_doubt([row for row in rows if row.get("test") == test]):
+        return doubt
     name, share = max(rows[-1]["idle_cores"].items(), key=lambda item: item[1])
     return f"{name} was not idle: {share:.0%} of a core" if share > IDLE_SHARE_MAX else ""
 

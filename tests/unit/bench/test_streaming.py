@@ -62,6 +62,13 @@ def test_sparse_race_is_held_against_three_bars(asked: list[str]) -> None:
     assert asked.count("--memory") == 2  # the longer run has the same limits
 
 
+def test_busy_machine_is_not_judged(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = make_row("polyneuron", 3.6, stall_share=0.2, other_cores=0.5)
+    monkeypatch.setattr(streaming, "polyneuron", lambda *_: [busy])
+    found = {verdict.row: verdict.verdict for verdict in streaming.exact()}
+    assert found["8"] == found["9"] == "not judged: other processes used 50% of a core"
+
+
 def test_figures_are_told_beside_the_bar(asked: list[str]) -> None:
     rows = [verdict.cells for verdict in streaming.dense()]
     ours = "3.600 tok/s, peak 3072 MiB, 64.0 MiB a token, hit rate 90.0%, stall 10.0%"
