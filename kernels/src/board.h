@@ -56,6 +56,12 @@ static inline struct step_board *board_at(void *base) {
     return at(base, ((struct arena_header *)base)->board);
 }
 
+/* Whether everybody leaves the running step. */
+static inline int aborted(const struct arena_header *header) {
+    return __atomic_load_n(&header->abort, __ATOMIC_ACQUIRE) != 0 ||
+           __atomic_load_n(&header->stop, __ATOMIC_ACQUIRE) != 0;
+}
+
 static inline uint32_t progress_word(uint32_t step_seq, uint32_t num_ops) {
     return (step_seq << PROGRESS_OP_BITS) | num_ops;
 }
@@ -89,7 +95,7 @@ void layer_stream_release(struct layer_stream *stream, const struct step_op *op,
 /* neuron_ops.c: feed forward over neuron-major rows */
 uint32_t neuron_op_units(const struct step_op *op, const struct step_params *step);
 void neuron_op_run(void *base, const struct step_op *op, const struct step_params *step,
-                   const struct executor_record *executor, uint32_t first, uint32_t last);
+                   struct executor_record *executor, uint32_t first, uint32_t last);
 /* Neurons of unit `unit` of an OP_LATE_CLUSTERS that were not here: the first one at or behind
  * *next, by its number in the cache; UINT32_MAX when there is none. */
 uint32_t late_neuron(void *base, const struct step_op *op, uint32_t unit, uint32_t *next);
@@ -97,6 +103,6 @@ uint32_t late_neuron(void *base, const struct step_op *op, uint32_t unit, uint32
 /* program.c: the units of one op, and the work of units [first, last) by one executor */
 uint32_t op_num_units(const struct step_op *op, const struct step_params *step);
 void op_run(void *base, const struct step_op *op, const struct step_params *step,
-            const struct executor_record *executor, uint32_t first, uint32_t last);
+            struct executor_record *executor, uint32_t first, uint32_t last);
 
 #endif

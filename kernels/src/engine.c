@@ -74,11 +74,6 @@ void step_ring(void *base, uint32_t step_seq) {
             word_store_wake(&board->doorbell[unit], step_seq);
 }
 
-static int aborted(const struct arena_header *header) {
-    return __atomic_load_n(&header->abort, __ATOMIC_ACQUIRE) != 0 ||
-           __atomic_load_n(&header->stop, __ATOMIC_ACQUIRE) != 0;
-}
-
 /* Sleep until progress leaves `word` or a slice is over. */
 static void sleep_on_progress(struct step_board *board, uint32_t word, int64_t slice_ns) {
     __atomic_fetch_add(&board->sleepers, 1, __ATOMIC_SEQ_CST);

@@ -15,6 +15,9 @@
 
 #define GROUP_TOKENS 128   /* tokens that share one pass over a tile: bounds the stack buffers */
 #define MERGE_COLS 512
+#define LOCK_SLICE_NS 100000000ll      /* after which the abort word is looked at again */
+#define ROOM_SLICE_NS 1000000ll
+#define ROOM_TIMEOUT_NS 60000000000ull /* longer than a reader waits for a device that hangs */
 
 static uint32_t ceil_div(uint32_t value, uint32_t step) { return (value + step - 1) / step; }
 
@@ -132,28 +135,61 @@ static void choose_active(void *base, const struct step_op *op, const struct ste
         __atomic_fetch_add(&activity->tokens, step->num_tokens, __ATOMIC_RELAXED);
 }
 
-/* Find the rows of the active neurons and order those that are not here. */
-static void find_rows(void *base, const struct step_op *op, const struct step_params *step,
-                      const struct cluster *c) {
-    uint32_t n = c->work->num_active;
-    if (!op->cache) {
-        for (uint32_t i = 0; i < n; i++)
-            c->place[i] = c->active[i] - op->first_neuron;
-        return;
-    }
-    uint32_t neurons[MAX_CLUSTER_NEURONS];
+/* Cache's lock held. Look the rows of the active neurons up and order those that are not here: 0,
+ * or -1 when there are no slots for them. */
+static int use_rows(void *base, const struct step_op *op, const struct step_params *step,
+                    const struct cluster *c) {
+    uint32_t neurons[MAX_CLUSTER_NEURONS], n = c->work->num_active;
     struct neuron_miss misses[MAX_CLUSTER_NEURONS];
     for (uint32_t i = 0; i < n; i++)
         neurons[i] = op->layer * op->layer_neurons + c->active[i];
-    void *cache = at(base, op->cache);
-    while (neuron_cache_lock(cache, INT64_MAX) != 0)
-        ;
-    int num_misses = neuron_cache_use(cache, step->epoch + op->layer, neurons, n, c->place, misses);
-    assert(num_misses >= 0 && "the cold region holds every neuron of a layer");
-    if (num_misses)
+    int num_misses = neuron_cache_use(at(base, op->cache), step->epoch + op->layer, neurons, n,
+                                      c->place, misses);
+    if (num_misses > 0)
         neuron_reads_push(base, op->reads, misses, (uint32_t)num_misses);
-    neuron_cache_unlock(cache);
-    for (uint32_t i = 0; i < n; i++)
+    return num_misses < 0 ? -1 : 0;
+}
+
+/* The cold region holds every neuron of a layer, but what an aborted step ordered keeps its slots
+ * until it has landed. */
+static void wait_for_room(struct executor_record *executor, uint64_t *end_ns) {
+    uint32_t never = 0;
+    if (*end_ns == 0)
+        *end_ns = monotonic_ns() + ROOM_TIMEOUT_NS;
+    assert(monotonic_ns() < *end_ns && "the cold region holds every neuron of a layer");
+    __atomic_fetch_add(&executor->heartbeat, 1, __ATOMIC_RELAXED);
+    futex_wait(&never, 0, ROOM_SLICE_NS);
+}
+
+/* Find the rows of the active neurons: 0, or -1 when the step is aborted before that. A holder that
+ * was lost keeps the lock: then the heartbeat stands. */
+static int find_cached_rows(void *base, const struct step_op *op, const struct step_params *step,
+                            struct executor_record *executor, const struct cluster *c) {
+    void *cache = at(base, op->cache);
+    uint64_t end_ns = 0;
+    while (!aborted(base)) {
+        if (neuron_cache_lock(cache, LOCK_SLICE_NS) != 0)
+            continue;
+        int found = use_rows(base, op, step, c);
+        neuron_cache_unlock(cache);
+        if (found == 0)
+            return 0;
+        wait_for_room(executor, &end_ns);
+    }
+    return -1;
+}
+
+/* Find the rows of the active neurons and order those that are not here. */
+static void find_rows(void *base, const struct step_op *op, const struct step_params *step,
+                      struct executor_record *executor, const struct cluster *c) {
+    if (!op->cache) {
+        for (uint32_t i = 0; i < c->work->num_active; i++)
+            c->place[i] = c->active[i] - op->first_neuron;
+        return;
+    }
+    if (find_cached_rows(base, op, step, executor, c) != 0)
+        c->work->num_active = 0; /* of a step that is over */
+    for (uint32_t i = 0; i < c->work->num_active; i++)
         c->work->num_late += (c->place[i] & SLOT_LATE) != 0;
 }
 
@@ -213,12 +249,12 @@ static void compute_active(void *base, const struct step_op *op, const struct st
 }
 
 static void run_clusters(void *base, const struct step_op *op, const struct step_params *step,
-                         uint32_t first, uint32_t last) {
+                         struct executor_record *executor, uint32_t first, uint32_t last) {
     for (uint32_t unit = first; unit < last; unit++) {
         struct cluster c = cluster_of(base, op, unit);
         decide(base, op, step, &c);
         choose_active(base, op, step, &c);
-        find_rows(base, op, step, &c);
+        find_rows(base, op, step, executor, &c);
         if (c.work->num_late == 0)
             compute_active(base, op, step, &c);
     }
@@ -358,10 +394,10 @@ static void run_rows_down(void *base, const struct step_op *op,
 }
 
 void neuron_op_run(void *base, const struct step_op *op, const struct step_params *step,
-                   const struct executor_record *executor, uint32_t first, uint32_t last) {
+                   struct executor_record *executor, uint32_t first, uint32_t last) {
     switch (op->kind) {
     case OP_CLUSTERS:
-        run_clusters(base, op, step, first, last);
+        run_clusters(base, op, step, executor, first, last);
         break;
     case OP_LATE_CLUSTERS:
         run_late_clusters(base, op, step, first, last);

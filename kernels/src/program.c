@@ -250,7 +250,7 @@ static void run_attention(void *base, const struct step_op *op, const struct ste
 }
 
 void op_run(void *base, const struct step_op *op, const struct step_params *step,
-            const struct executor_record *executor, uint32_t first, uint32_t last) {
+            struct executor_record *executor, uint32_t first, uint32_t last) {
     switch (op->kind) {
     case OP_EMBED:
         run_embed(base, op, step, first, last);

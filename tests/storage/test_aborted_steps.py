@@ -1,0 +1,101 @@
+"""Steps that are aborted while the neuron cache is in use: everybody leaves, and the next goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polyneuron.actors.arena import format_neuron_cache, resize_neuron_cache
+from polyneuron.actors.supervisor import Supervisor
+from polyneuron.io.ncf_format import Layout
+from polyneuron.kernels._kernels import ffi, lib
+from polyneuron.model.convert import convert
+from polyneuron.planning.layout import num_executors
+from tests.support.leftovers import wait_until
+from tests.support.local_engine import LocalEngine
+from tests.support.tiny_gguf import TinyModel, write_tiny_gguf
+
+PROMPT = [3]
+NUM_TOKENS = 3
+LOCK_NS = 1_000_000_000
+MODEL = TinyModel(
+    family="bamboo", num_layers=4, d_model=64, d_ff=352, num_heads=4, num_kv_heads=2, head_dim=16,
+    tensor_type="Q4_0", tied_head=False,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("aborted")
+    gguf = write_tiny_gguf(folder / "sparse.gguf", MODEL)
+    convert(gguf, folder / "sparse.ncf", layout=Layout.BUNDLES)
+    return folder / "sparse.ncf"
+
+
+@pytest.fixture(scope="module")
+def expected(bundles: Path) -> list[bytes]:
+    with LocalEngine(bundles) as engine:
+        return logits_of(engine)
+
+
+def logits_of(engine: LocalEngine) -> list[bytes]:
+    return [row.tobytes() for row in engine.generate(PROMPT, NUM_TOKENS).logits]
+
+
+class Disturbed(LocalEngine):
+    """An engine whose first late step is mended by what the test says."""
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        super().__init__(path, **settings)
+        self.num_late = 0
+
+    def mend(self) -> bool:
+        raise NotImplementedError
+
+    def _check_threads(self) -> bool:
+        super()._check_threads()
+        self.num_late += 1
+        return self.num_late == 1 and self.mend()
+
+
+class LostLockHolder(Disturbed):
+    """Somebody took the cache's lock and was lost, as an executor that is killed."""
+
+    def mend(self) -> bool:
+        everybody = Supervisor(self.arena, tuple(range(num_executors(self.config))))
+        self.arena.abort()
+        wait_until(lambda: everybody.all_idle(but=[]), "executors have left the step", 5.0)
+        format_neuron_cache(self.arena, self.layout)
+        self.arena.clear_abort()
+        return True
+
+
+class SlowReads(Disturbed):
+    """Reads that an aborted step ordered begin late."""
+
+    def mend(self) -> bool:
+        with self.cache().locked(LOCK_NS):
+            self.arena.resume_neuron_reads(self.layout.at("boards.reads"))
+        return False
+
+
+def test_nobody_waits_for_a_lost_holder_of_the_lock(bundles: Path, expected: list[bytes]) -> None:
+    with LostLockHolder(bundles, ffn_resident=0.8) as engine:
+        assert lib.neuron_cache_lock(ffi.cast("void *", engine.cache().address), LOCK_NS) == 0
+        assert logits_of(engine) == expected
+        assert engine.num_late == 1
+
+
+def test_a_step_waits_for_slots_that_are_read_into(bundles: Path, expected: list[bytes]) -> None:
+    with SlowReads(bundles, ffn_resident=0.6) as engine:
+        reads = engine.arena.neuron_reads(engine.layout.at("boards.reads"))
+        wait_until(lambda: bool(reads.sleeping), "the reader waits for orders")
+        resize_neuron_cache(engine.arena, engine.layout, MODEL.d_ff)
+        last = (MODEL.num_layers - 1) * MODEL.d_ff
+        with engine.cache().locked(LOCK_NS):
+            engine.cache().use(1 << 30, np.arange(last, last + MODEL.d_ff, dtype=np.uint32))
+        assert logits_of(engine) == expected
+        assert engine.num_late >= 1
