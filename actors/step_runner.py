@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyneuron.actors.coordinator import Sequence, StepPlan
+from polyneuron.clock import MonotonicClock
 from polyneuron.config import Phase
 from polyneuron.errors import EngineError, ProtocolError
 from polyneuron.kernels.arena import SPIN_LIMIT, Arena, StepFlag, StepStatus, Unit, monotonic_ns
@@ -19,11 +20,12 @@ from polyneuron.kernels.neuron_cache import NeuronCache
 from polyneuron.kernels.quant import KV_BLOCK_TOKENS
 from polyneuron.model.rope import rope_table
 from polyneuron.model.spec import ModelSpec
-from polyneuron.planning.layout import ArenaLayout
+from polyneuron.planning.layout import ArenaLayout, num_executors
 from polyneuron.planning.step_program import compile_program, write_program
 
 WAIT_SLICE_NS = 250_000_000
 LOCK_TIMEOUT_NS = 100_000_000
+POLL_NS = 1_000_000
 MAX_RECOVERIES = 3
 
 
@@ -105,21 +107,43 @@ class StepRunner:
         if stream is None:
             return
         stream.landed = stream.consumed = stream.error = 0
+        stream.serving = stream.schedule  # the next reader begins there
         self._arena.step.stream_base = 0
+
+    def wait_until_left(self, recover: Callable[[], bool]) -> None:
+        """Wait until no executor is in a step that has ended.
+
+        One that was descheduled may still free a buffer of it, or look for a load of it.
+        """
+        executors = [self._arena.executor(i) for i in range(num_executors(self._layout.config))]
+        end_ns = monotonic_ns() + WAIT_SLICE_NS
+        while any(executor.busy_seq for executor in executors):
+            if self._arena.header.stop:
+                raise EngineError("the engine was stopped")
+            if monotonic_ns() > end_ns:
+                recover()
+                end_ns = monotonic_ns() + WAIT_SLICE_NS
+            MonotonicClock().wait_ns(POLL_NS)
 
     def _want_schedule(self, phase: Phase, recover: Callable[[], bool]) -> None:
         """Have the reader begin the loads of a phase where they differ from the last ones."""
         schedule = self._schedules.get(phase)
         stream = self.stream
-        if schedule is None or schedule == stream.serving:
+        if schedule is None or schedule == stream.serving == stream.schedule:
             return
-        num_loads = len(self._layout.loads(phase))
-        self._arena.switch_stream(self._stream, schedule, num_loads)
+        self.wait_until_left(recover)
+        self._wait_serving(recover)  # of a step that failed before its list was begun
+        if schedule != stream.serving:
+            num_loads = len(self._layout.loads(phase))
+            self._arena.switch_stream(self._stream, schedule, num_loads)
+            self._arena.step.stream_base = 0
+            self._wait_serving(recover)
+
+    def _wait_serving(self, recover: Callable[[], bool]) -> None:
         while not self._arena.wait_serving(self._stream, WAIT_SLICE_NS):
             if self._arena.header.stop:
                 raise EngineError("the engine was stopped")
             recover()
-        self._arena.step.stream_base = 0
 
     def place_sequence(self, sequence: Sequence) -> None:
         """Write an admitted sequence's block table."""

@@ -229,6 +229,12 @@ static int wait_for_ops(struct walker *w, uint32_t after) {
     }
 }
 
+/* Whether others have ended the step: who wakes late must not wait for its loads, which are gone. */
+static int is_over(const struct walker *w) {
+    return __atomic_load_n(&w->board->finished, __ATOMIC_ACQUIRE) == w->seq ||
+           __atomic_load_n(&w->board->step_seq, __ATOMIC_ACQUIRE) != w->seq;
+}
+
 /* Wait until a streamed op's layer is in its buffer: 0, or -1 when the step is over. */
 static int wait_for_layer(struct walker *w, const struct step_op *op) {
     struct layer_stream *stream = at(w->base, w->step.stream);
@@ -239,7 +245,7 @@ static int wait_for_layer(struct walker *w, const struct step_op *op) {
         uint32_t landed = __atomic_load_n(&stream->landed, __ATOMIC_ACQUIRE);
         if (layer_has_landed(stream, op, w->step.stream_base))
             break;
-        if (must_leave(w) || __atomic_load_n(&stream->error, __ATOMIC_ACQUIRE) != 0)
+        if (must_leave(w) || is_over(w) || __atomic_load_n(&stream->error, __ATOMIC_ACQUIRE) != 0)
             return -1;
         __atomic_fetch_add(&w->record->heartbeat, 1, __ATOMIC_RELAXED);
         futex_wait(&stream->landed, landed, WAIT_SLICE_NS);

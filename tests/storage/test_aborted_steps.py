@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,10 @@ import pytest
 
 from polyneuron.actors.arena import format_neuron_cache, resize_neuron_cache
 from polyneuron.actors.supervisor import Supervisor
+from polyneuron.config import Phase
 from polyneuron.io.ncf_format import Layout
 from polyneuron.kernels._kernels import ffi, lib
+from polyneuron.kernels.arena import Unit
 from polyneuron.model.convert import convert
 from polyneuron.planning.layout import num_executors
 from tests.support.leftovers import wait_until
@@ -19,7 +23,9 @@ from tests.support.local_engine import LocalEngine
 from tests.support.tiny_gguf import TinyModel, write_tiny_gguf
 
 PROMPT = [3]
+LONG_PROMPT = [3, 14, 15, 92, 65]
 NUM_TOKENS = 3
+SLICE_NS = 100_000_000
 LOCK_NS = 1_000_000_000
 MODEL = TinyModel(
     family="bamboo", num_layers=4, d_model=64, d_ff=352, num_heads=4, num_kv_heads=2, head_dim=16,
@@ -99,3 +105,33 @@ def test_a_step_waits_for_slots_that_are_read_into(bundles: Path, expected: list
             engine.cache().use(1 << 30, np.arange(last, last + MODEL.d_ff, dtype=np.uint32))
         assert logits_of(engine) == expected
         assert engine.num_late >= 1
+
+
+def test_who_wakes_late_leaves_a_step_that_is_over(bundles: Path) -> None:
+    """The loads of that step are gone: those that land now are of another pass."""
+    with LocalEngine(bundles, ffn_resident=0.0) as engine:
+        logits_of(engine)
+        stream = engine.arena.layer_stream(engine.layout.at("boards.stream"))
+        engine.arena.stop_stream(engine.layout.at("boards.stream"))
+        generation = engine.arena.attach(0, Unit.CPU, os.getpid())
+        engine.arena.executor(0).seen_seq -= 1
+        engine.arena.step.stream_base = stream.landed + 100
+        late = threading.Thread(
+            target=engine.arena.serve, args=(0, generation, SLICE_NS), daemon=True
+        )
+        late.start()
+        late.join(5.0)
+        assert not late.is_alive()
+
+
+def test_a_list_that_was_wanted_by_a_failed_step_is_not_taken_for_another(
+    bundles: Path, expected: list[bytes]
+) -> None:
+    """A step failed while it waited for its loads; the next one wants those of before."""
+    with LocalEngine(bundles, ffn_resident=0.25) as engine:
+        engine.generate(LONG_PROMPT, 1)
+        assert logits_of(engine) == expected
+        offset = engine.layout.at("boards.stream")
+        assert engine.arena.layer_stream(offset).serving == 1
+        engine.arena.switch_stream(offset, 0, len(engine.layout.loads(Phase.PREFILL)))
+        assert logits_of(engine) == expected
