@@ -63,6 +63,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mode", _mode_of(self.mode))
+        if self.ffn_resident is not None and not 0 <= self.ffn_resident <= 1:
+            raise ConfigError(f"ffn_resident is {self.ffn_resident}: must be 0 to 1, or None")
         for name in ("num_ctx", "num_workers"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}: must be 0 (automatic) or more")

@@ -188,7 +188,7 @@ def fit(source: ModelSource, config: EngineConfig, limit_bytes: int, private_byt
     planner = _Planner(source, config, room)
     residency = planner.most_bundles() if planner.rows else planner.most_layers()
     if residency is None:
-        least = planner.num_bytes(Residency(0)) + private_bytes
+        least = planner.least_bytes() + private_bytes
         raise ConfigError(
             f"--memory {show_size(limit_bytes)}: this model needs at least "
             f"{show_size(int(least / (1 - HEADROOM_SHARE)) + MIB)} with context {config.num_ctx}; "
@@ -251,11 +251,18 @@ class _Planner:
     def fits(self, residency: Residency) -> bool:
         return self.num_bytes(residency) <= self.room
 
+    def least_bytes(self) -> int:
+        """The smallest arena: a model of a layer or two takes less than the stage buffers for it."""
+        return min(self.num_bytes(Residency(num)) for num in (0, self._most_whole()))
+
+    def _most_whole(self) -> int:
+        """Layers that may stay as a whole, by `ffn_resident`."""
+        share = self.config.ffn_resident
+        return self.num_layers if share is None else int(share * self.num_layers + 0.5)
+
     def most_layers(self) -> Residency | None:
         """The most whole layers; bytes grow with their number, but for the last step."""
-        most = self.num_layers
-        if self.config.ffn_resident is not None:
-            most = int(self.config.ffn_resident * self.num_layers + 0.5)
+        most = self._most_whole()
         low, high = -1, most
         while low < high:
             middle = (low + high + 1) // 2
@@ -271,10 +278,10 @@ class _Planner:
         """Everything, or as many deciding rows and then as many cold slots as there is room for."""
         rows, share = self.rows, self.config.ffn_resident
         assert rows is not None
-        if not self.fits(Residency(0)):
-            return Residency(self.num_layers) if self.fits(Residency(self.num_layers)) else None
         if (share is None or share >= 1) and self.fits(Residency(self.num_layers)):
             return Residency(self.num_layers)
+        if not self.fits(Residency(0)):
+            return None
         room = self.room - self.num_bytes(Residency(0))
         if share is not None:
             room = min(room, int(share * self.ffn_bytes))

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from polyneuron.config import EngineConfig
 from polyneuron.errors import ConfigError
+from polyneuron.io.ncf_format import Layout
 from polyneuron.kernels.arena import MAX_EXECUTORS
 from polyneuron.planning.budget import fit, private_estimate, resolve_config
 from polyneuron.planning.bundles import Residency
 from polyneuron.planning.layout import plan_layout
 from polyneuron.planning.source import ModelSource, open_source
 from tests.support.families import gguf_path
+from tests.support.tiny_gguf import TinyModel, write_tiny_gguf
 
 CONFIG = EngineConfig(num_ctx=64, num_workers=2, num_npu_threads=1, max_tokens=8)
 PRIVATE = 1 << 20
@@ -56,6 +58,30 @@ class TestFit:
             fit(make_source(), CONFIG, PRIVATE, PRIVATE)
         named = int(str(refusal.value).split("at least ")[1].split(" MiB")[0])
         fit(make_source(), CONFIG, (named + 1) << 20, PRIVATE)
+
+    @pytest.mark.parametrize("layout", list(Layout))
+    @pytest.mark.parametrize("num_layers", [1, 2])
+    @pytest.mark.parametrize("share", [None, 0.0, 1.0])
+    def test_minimum_of_few_layers_is_the_least_that_fits(
+        self, tmp_path: Path, num_layers: int, share: float | None, layout: Layout
+    ) -> None:
+        """Whole in memory they take less than the stage buffers they would pass through."""
+        model = TinyModel(
+            family="bamboo", num_layers=num_layers, d_model=256, d_ff=8192, tensor_type="Q8_0"
+        )
+        source = open_source(write_tiny_gguf(tmp_path / "few.gguf", model), layout)
+        config = replace(CONFIG, ffn_resident=share)
+        with pytest.raises(ConfigError, match="at least") as refusal:
+            fit(source, config, PRIVATE, PRIVATE)
+        named = int(str(refusal.value).split("at least ")[1].split(" MiB")[0])
+        assert fit(source, config, (named + 1) << 20, PRIVATE).residency.cold_slots == 0
+        with pytest.raises(ConfigError, match="at least"):
+            fit(source, config, (named - 2) << 20, PRIVATE)
+
+    @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
+    def test_impossible_share_is_refused(self, share: float) -> None:
+        with pytest.raises(ConfigError, match="ffn_resident"):
+            replace(CONFIG, ffn_resident=share)
 
     def test_share_lowers_the_number_of_layers(self) -> None:
         budget = fit(make_source(), replace(CONFIG, ffn_resident=0.5), GIB, PRIVATE)
