@@ -49,14 +49,17 @@ def _format_stream(arena: Arena, layout: ArenaLayout) -> None:
         stream.buffer_bytes = layout.spans["stage.0"].num_bytes
 
 
-def format_neuron_cache(arena: Arena, layout: ArenaLayout) -> None:
-    """Every neuron absent, no read ordered: at the start, and after a loss while it changed."""
+def format_neuron_cache(arena: Arena, layout: ArenaLayout, num_slots: int | None = None) -> None:
+    """Every neuron absent, no read ordered: at the start, and after a loss while it changed.
+
+    Of the slots the first `num_slots` may be used, by default all.
+    """
     bundles = layout.bundles
     assert bundles is not None
     rows, slots = bundles.rows, bundles.cold_slots
     cache = NeuronCache(arena.address + layout.at("boards.cache"))
     num_neurons = len(bundles.layers) * rows.num_neurons
-    cache.format(num_neurons, slots, 0, slots, rows.cluster_neurons)
+    cache.format(num_neurons, slots, 0, num_slots or slots, rows.cluster_neurons)
     offsets = arena.view(layout.at("boards.bundle_offsets"), (len(bundles.layers),), np.uint64)
     offsets[:] = [layer.section.offset for layer in bundles.layers]
     arena.format_neuron_reads(layout.at("boards.reads"), ring_places(slots))
@@ -81,7 +84,7 @@ def resize_neuron_cache(arena: Arena, layout: ArenaLayout, num_slots: int) -> No
     assert bundles.rows.num_neurons <= num_slots <= bundles.cold_slots
     cache = NeuronCache(arena.address + layout.at("boards.cache"))
     with cache.locked(LOCK_TIMEOUT_NS):
-        cache.resize(arena.step.epoch + len(bundles.layers), 0, num_slots)
+        cache.resize((arena.step.epoch + len(bundles.layers)) % (1 << 32), 0, num_slots)
     kept = bundles.slots_offset + num_slots * bundles.rows.slot_bytes
     arena.release(kept, bundles.slots_offset + bundles.cold_slots * bundles.rows.slot_bytes)
 

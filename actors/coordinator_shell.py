@@ -65,7 +65,9 @@ class CoordinatorShell:
         self._is_manned = False
         self._recoveries = 0
         self._watched_ns = 0
+        self._resizing = threading.Lock()
         self._wanted_slots: int | None = None
+        self._resize_error: str | None = None
 
     @ray.method(concurrency_group="control")
     def attach(self, refs: list[Any], spec: ModelSpec, layout: ArenaLayout) -> int:
@@ -83,6 +85,7 @@ class CoordinatorShell:
         """Meet the crew, have the executors serve and everything resident read."""
         self._crew = crew
         self._readers = Readers(self._arena, self._layout, crew.io_actor)
+        self._attach_io()
         self._supervisor = Supervisor(self._arena, tuple(crew.executors))
         self._serve(list(crew.executors))
         report = self._read_resident(reads)
@@ -151,10 +154,12 @@ class CoordinatorShell:
     @ray.method(concurrency_group="control")
     def resize_cache(self, num_slots: int) -> None:
         """Have the neuron cache hold so many slots, between two steps; returns when it does."""
-        with self._changed:
-            self._wanted_slots = num_slots
+        with self._resizing, self._changed:
+            self._wanted_slots, self._resize_error = num_slots, None
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._wanted_slots is None or self._stopping)
+            if self._resize_error is not None:
+                raise EngineError(f"the neuron cache kept its size: {self._resize_error}")
 
     @ray.method(concurrency_group="control")
     def stop(self) -> None:
@@ -187,18 +192,28 @@ class CoordinatorShell:
                 self._watch_idle()
 
     def _resize_between_steps(self) -> None:
-        """Resize the neuron cache; no read may be under way, since pages may go."""
-        if self._wanted_slots is None:
+        wanted, error = self._wanted_slots, None
+        if wanted is None:
             return
-        self._readers.end()
-        resized = self._crew.cache_actor.resize_neurons.remote(self._wanted_slots)
-        ray.get(resized, timeout=RESTART_TIMEOUT_S)
-        self._readers.num_slots = self._wanted_slots
-        self._runner.restart_stream()
-        self._readers.start()
+        try:
+            self._resize(wanted)
+        except Exception as caught:  # noqa: BLE001  it is of who asked; requests go on
+            error = str(getattr(caught, "cause", caught)) or repr(caught)
         with self._changed:
-            self._wanted_slots = None
+            self._wanted_slots, self._resize_error = None, error
             self._changed.notify_all()
+
+    def _resize(self, num_slots: int) -> None:
+        """Resize the neuron cache; no read may be under way, since pages may go."""
+        self._replace_idle()
+        self._runner.wait_until_left(self._recover)
+        self._readers.end()
+        try:
+            self._ask_cache("resize_neurons", num_slots)
+            self._readers.num_slots = num_slots
+        finally:
+            self._runner.restart_stream()
+            self._readers.start()
 
     def _watch_idle(self) -> None:
         """Replace lost executors before a request needs them."""
@@ -215,9 +230,9 @@ class CoordinatorShell:
 
     def _perform(self, plan: StepPlan) -> None:
         try:
+            self._recoveries = 0
             self._replace_idle()
             logits, step_ns = self._runner.run(plan, self._recover, dry=self._dry)
-            self._recoveries = 0
         except Exception as error:  # noqa: BLE001  a failed step ends requests, not the loop
             with self._changed:
                 self._fail_all("error", str(error) or repr(error))
@@ -291,41 +306,65 @@ class CoordinatorShell:
         lost = self._supervisor.lost()
         if not lost:
             return False
-        self._recoveries += 1
-        if self._recoveries > MAX_RECOVERIES:
-            raise EngineError(f"executors {lost} were lost {MAX_RECOVERIES} times in one step")
+        what = f"executors {lost} were lost {MAX_RECOVERIES} times in one step"
+        self._count_recovery(EngineError(what))
         self._arena.abort()
         self._supervisor.kill(lost)
         self._wait_unwound(lost)
         self._revive(lost)
         return True
 
+    def _count_recovery(self, error: EngineError) -> None:
+        """Raise the error when a step has been recovered too often."""
+        self._recoveries += 1
+        if self._recoveries > MAX_RECOVERIES:
+            raise error
+
     def _restart_readers(self) -> bool:
         """Begin reading anew, after a reader gave up or its process was lost."""
-        error = self._readers.error()
+        error, complaint = self._readers.error(), self._readers.complaint()
         self._arena.abort()
         self._wait_unwound([])
         self._readers.end()
         self._ask_replacement("the I/O actor", self._attach_io)
+        if self._is_cache_torn():
+            self._ask_cache("reset_neurons", self._readers.num_slots)
         self._runner.restart_stream()
         self._arena.clear_abort()
         self._readers.start()
         if error:
             raise DeviceError(error, read_failure(self._crew.model_path, error))
+        self._count_recovery(complaint)
         return True
 
     def _attach_io(self) -> None:
         offset = self._layout.at("inputs.bytes_read")
         attached = self._crew.io_actor.attach.remote(self._refs, offset)
-        ray.get(attached, timeout=RESTART_TIMEOUT_S)
+        self._readers.pid = ray.get(attached, timeout=RESTART_TIMEOUT_S)
+
+    def _is_cache_torn(self) -> bool:
+        return self._layout.has_neuron_cache and not self._runner.cache_is_whole()
+
+    def _ask_cache(self, method: str, num_slots: int) -> None:
+        """Have the cache actor, or the replacement of a lost one, change the neuron cache."""
+        cache = self._crew.cache_actor
+
+        def ask() -> None:
+            ray.get(cache.attach.remote(self._refs, self._layout), timeout=RESTART_TIMEOUT_S)
+            ray.get(getattr(cache, method).remote(num_slots), timeout=RESTART_TIMEOUT_S)
+
+        self._ask_replacement("the cache actor", ask)
 
     def _mend_cache(self) -> None:
         """When a lost executor held the cache's lock, forget what the cache holds."""
-        if not self._layout.has_neuron_cache or self._runner.cache_is_whole():
+        if not self._is_cache_torn():
             return
         self._readers.end()
-        ray.get(self._crew.cache_actor.reset_neurons.remote(), timeout=RESTART_TIMEOUT_S)
-        self._readers.start()
+        try:
+            self._ask_cache("reset_neurons", self._readers.num_slots)
+        finally:
+            self._runner.restart_stream()
+            self._readers.start()
 
     def _wait_unwound(self, lost: list[int]) -> None:
         end_ns = monotonic_ns() + UNWIND_TIMEOUT_NS

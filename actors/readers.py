@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from contextlib import suppress
 from typing import Any
 
 import ray
 
+from polyneuron.actors.supervisor import process_state
 from polyneuron.config import Phase
-from polyneuron.errors import EngineError
+from polyneuron.errors import EngineError, PolyneuronError
 from polyneuron.kernels.arena import Arena
 from polyneuron.planning.layout import ArenaLayout
 
@@ -21,6 +25,8 @@ class Readers:
         self._arena, self._layout, self._io_actor = arena, layout, io_actor
         self.num_slots = layout.bundles.cold_slots if layout.bundles else 0
         """Slots of the neuron cache that may be read into."""
+        self.pid = 0
+        """The I/O actor's process."""
         self._running: list[Any] = []
         """References that are ready when a reader has ended."""
 
@@ -39,8 +45,23 @@ class Readers:
             self._running.append(self._io_actor.read_neurons.remote(offset, self.num_slots))
 
     def have_ended(self) -> bool:
-        """Whether one of them ended by itself, or its process was lost."""
+        """Whether one of them ended by itself, or its process was lost; a stopped one is ended."""
+        if self._running and process_state(self.pid) in "Tt":
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)  # Ray notices that, and not that it was stopped
         return bool(self._running) and bool(ray.wait(self._running, timeout=0)[0])
+
+    def complaint(self) -> EngineError:
+        """Why one of them has ended."""
+        for ended in ray.wait(self._running, timeout=0)[0]:
+            try:
+                ray.get(ended)
+            except ray.exceptions.RayTaskError as error:
+                known = isinstance(error.cause, PolyneuronError)
+                return EngineError(str(error.cause) if known else f"reading: {error.cause!r}")
+            except ray.exceptions.RayError:
+                continue
+        return EngineError("the process that reads the model file was lost again and again")
 
     def error(self) -> int:
         """The errno that ended one of them, 0 when none did."""

@@ -137,9 +137,9 @@ class CacheShell:
         return os.getpid()
 
     @ray.method(concurrency_group="control")
-    def reset_neurons(self) -> None:
+    def reset_neurons(self, num_slots: int) -> None:
         """Forget every cached neuron: who changed the cache was lost in the midst of it."""
-        format_neuron_cache(self._arena, self._layout)
+        format_neuron_cache(self._arena, self._layout, num_slots)
 
     @ray.method(concurrency_group="control")
     def resize_neurons(self, num_slots: int) -> None:

@@ -229,7 +229,7 @@ static int wait_for_ops(struct walker *w, uint32_t after) {
     }
 }
 
-/* Whether others have ended the step: who wakes late must not wait for its loads, which are gone. */
+/* Whether others have ended the step: who wakes late must not wait for loads that are gone. */
 static int is_over(const struct walker *w) {
     return __atomic_load_n(&w->board->finished, __ATOMIC_ACQUIRE) == w->seq ||
            __atomic_load_n(&w->board->step_seq, __ATOMIC_ACQUIRE) != w->seq;

@@ -135,60 +135,46 @@ static void choose_active(void *base, const struct step_op *op, const struct ste
         __atomic_fetch_add(&activity->tokens, step->num_tokens, __ATOMIC_RELAXED);
 }
 
-/* Cache's lock held. Look the rows of the active neurons up and order those that are not here: 0,
- * or -1 when there are no slots for them. */
+/* Cache's lock held. Find rows and order what is missing; 0 when there are no slots for that. */
 static int use_rows(void *base, const struct step_op *op, const struct step_params *step,
                     const struct cluster *c) {
+    void *cache = at(base, op->cache);
     uint32_t neurons[MAX_CLUSTER_NEURONS], n = c->work->num_active;
     struct neuron_miss misses[MAX_CLUSTER_NEURONS];
     for (uint32_t i = 0; i < n; i++)
         neurons[i] = op->layer * op->layer_neurons + c->active[i];
-    int num_misses = neuron_cache_use(at(base, op->cache), step->epoch + op->layer, neurons, n,
-                                      c->place, misses);
+    int num_misses = neuron_cache_use(cache, step->epoch + op->layer, neurons, n, c->place, misses);
     if (num_misses > 0)
         neuron_reads_push(base, op->reads, misses, (uint32_t)num_misses);
-    return num_misses < 0 ? -1 : 0;
+    return num_misses >= 0;
 }
 
-/* The cold region holds every neuron of a layer, but what an aborted step ordered keeps its slots
- * until it has landed. */
-static void wait_for_room(struct executor_record *executor, uint64_t *end_ns) {
+/* What an aborted step ordered keeps its slots until it has landed. */
+static void wait_for_room(struct executor_record *executor, uint64_t end_ns) {
     uint32_t never = 0;
-    if (*end_ns == 0)
-        *end_ns = monotonic_ns() + ROOM_TIMEOUT_NS;
-    assert(monotonic_ns() < *end_ns && "the cold region holds every neuron of a layer");
+    assert(monotonic_ns() < end_ns && "the cold region holds every neuron of a layer");
     __atomic_fetch_add(&executor->heartbeat, 1, __ATOMIC_RELAXED);
     futex_wait(&never, 0, ROOM_SLICE_NS);
 }
 
-/* Find the rows of the active neurons: 0, or -1 when the step is aborted before that. A holder that
- * was lost keeps the lock: then the heartbeat stands. */
-static int find_cached_rows(void *base, const struct step_op *op, const struct step_params *step,
-                            struct executor_record *executor, const struct cluster *c) {
-    void *cache = at(base, op->cache);
-    uint64_t end_ns = 0;
-    while (!aborted(base)) {
-        if (neuron_cache_lock(cache, LOCK_SLICE_NS) != 0)
-            continue;
-        int found = use_rows(base, op, step, c);
-        neuron_cache_unlock(cache);
-        if (found == 0)
-            return 0;
-        wait_for_room(executor, &end_ns);
-    }
-    return -1;
-}
-
-/* Find the rows of the active neurons and order those that are not here. */
+/* Find the rows of the active neurons; none of a step that is aborted before that. A holder of the
+ * lock that was lost keeps it: then the heartbeat stands. */
 static void find_rows(void *base, const struct step_op *op, const struct step_params *step,
                       struct executor_record *executor, const struct cluster *c) {
-    if (!op->cache) {
-        for (uint32_t i = 0; i < c->work->num_active; i++)
-            c->place[i] = c->active[i] - op->first_neuron;
-        return;
+    uint64_t end_ns = monotonic_ns() + ROOM_TIMEOUT_NS;
+    int found = !op->cache;
+    for (uint32_t i = 0; found && i < c->work->num_active; i++)
+        c->place[i] = c->active[i] - op->first_neuron;
+    while (!found && !aborted(base)) {
+        if (neuron_cache_lock(at(base, op->cache), LOCK_SLICE_NS) != 0)
+            continue;
+        found = use_rows(base, op, step, c);
+        neuron_cache_unlock(at(base, op->cache));
+        if (!found)
+            wait_for_room(executor, end_ns);
     }
-    if (find_cached_rows(base, op, step, executor, c) != 0)
-        c->work->num_active = 0; /* of a step that is over */
+    if (!found)
+        c->work->num_active = 0;
     for (uint32_t i = 0; i < c->work->num_active; i++)
         c->work->num_late += (c->place[i] & SLOT_LATE) != 0;
 }

@@ -252,7 +252,7 @@ class _Planner:
         return self.num_bytes(residency) <= self.room
 
     def least_bytes(self) -> int:
-        """The smallest arena: a model of a layer or two takes less than the stage buffers for it."""
+        """The smallest arena: a model of a layer or two takes less than its stage buffers."""
         return min(self.num_bytes(Residency(num)) for num in (0, self._most_whole()))
 
     def _most_whole(self) -> int:

@@ -72,13 +72,18 @@ class TestStreaming:
             assert tokens_and_logits(bundles, ffn_resident=share) == resident
         assert tokens_and_logits(bundles, ffn_resident=0.4, num_workers=1) == resident
 
-    @pytest.mark.parametrize("who", ["worker", "I/O actor"])
-    def test_lost_process_changes_no_token(self, bundles: Path, who: str) -> None:
+    @pytest.mark.parametrize(
+        ("who", "fault"),
+        [("worker", signal.SIGKILL), ("I/O actor", signal.SIGKILL), ("I/O actor", signal.SIGSTOP)],
+    )
+    def test_lost_process_changes_no_token(
+        self, bundles: Path, who: str, fault: signal.Signals
+    ) -> None:
         with open_engine(bundles, ffn_resident=0.5) as engine:
             first = engine.generate(PROMPT, max_tokens=8, sampling=GREEDY)
             is_worker = who == "worker"
             pid = engine.executors()[0].pid if is_worker else engine.actors.pids[who]
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, fault)
             again = engine.generate(PROMPT, max_tokens=8, sampling=GREEDY)
             assert again.tokens == first.tokens
             assert again.logits_sha256 == first.logits_sha256
@@ -101,6 +106,29 @@ class TestStreaming:
             assert generation.completion.logits_sha256 == whole.logits_sha256
             with pytest.raises(ConfigError, match="needs at least"):
                 engine.change_memory(at_first - spare - MIB)
+
+    def test_memory_changes_after_the_cache_actor_was_lost(self, bundles: Path) -> None:
+        with open_engine(bundles, ffn_resident=0.9) as engine:
+            first = engine.generate(PROMPT, max_tokens=8, sampling=GREEDY)
+            os.kill(engine.actors.pids["cache actor"], signal.SIGKILL)
+            engine.change_memory(engine.budget.limit_bytes - MIB // 8)
+            again = engine.generate(PROMPT, max_tokens=8, sampling=GREEDY)
+            assert again.logits_sha256 == first.logits_sha256
+
+    def test_missing_file_ends_the_request_and_not_the_engine(
+        self, bundles: Path, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "moved.ncf"
+        shutil.copy(bundles, path)
+        with open_engine(path, ffn_resident=0.5) as engine:
+            first = engine.generate(PROMPT, max_tokens=8, sampling=GREEDY)
+            path.rename(tmp_path / "elsewhere.ncf")
+            os.kill(engine.actors.pids["I/O actor"], signal.SIGKILL)
+            with pytest.raises(EngineError, match=r"moved\.ncf"):
+                engine.generate(PROMPT, max_tokens=8, sampling=GREEDY)
+            (tmp_path / "elsewhere.ncf").rename(path)
+            again = engine.generate(PROMPT, max_tokens=8, sampling=GREEDY)
+            assert again.logits_sha256 == first.logits_sha256
 
     def test_failing_file_ends_the_request_and_not_the_engine(
         self, bundles: Path, tmp_path: Path

@@ -1,4 +1,4 @@
-"""Steps that are aborted while the neuron cache is in use: everybody leaves, and the next goes on."""
+"""Steps that are aborted while the neuron cache is in use: everybody leaves, the next goes on."""
 
 from __future__ import annotations
 
@@ -93,6 +93,13 @@ def test_nobody_waits_for_a_lost_holder_of_the_lock(bundles: Path, expected: lis
         assert lib.neuron_cache_lock(ffi.cast("void *", engine.cache().address), LOCK_NS) == 0
         assert logits_of(engine) == expected
         assert engine.num_late == 1
+
+
+def test_a_cache_that_was_made_whole_keeps_its_size(bundles: Path, expected: list[bytes]) -> None:
+    with LocalEngine(bundles, ffn_resident=0.8) as engine:
+        format_neuron_cache(engine.arena, engine.layout, MODEL.d_ff)
+        assert engine.cache().sizes().num_slots == MODEL.d_ff
+        assert logits_of(engine) == expected
 
 
 def test_a_step_waits_for_slots_that_are_read_into(bundles: Path, expected: list[bytes]) -> None:
