@@ -256,6 +256,10 @@ class NeuronCache:
         num_moves = lib.neuron_cache_resize(self._base, epoch, hot_slots, num_slots, moves)
         return _slot_moves(moves, num_moves)
 
+    def epoch(self) -> int:
+        """The epoch that the last call named; 0 before the first."""
+        return int(lib.neuron_cache_epoch(self._base))
+
     def pending(self) -> int:
         """Slots that the last resize could not free yet."""
         return int(lib.neuron_cache_pending(self._base))

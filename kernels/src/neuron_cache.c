@@ -154,7 +154,7 @@ int neuron_cache_use(void *base, uint32_t epoch, const uint32_t *neurons, uint32
                      uint32_t *slots, struct neuron_miss *misses) {
     struct neuron_cache *cache = base;
     struct neuron_entry *entries = entries_of(cache);
-    uint32_t num_misses = 0, num_late = 0, num_hot = 0;
+    uint32_t num_misses = 0, num_late = 0, num_hot = 0, num_hot_hits = 0;
     begin_epoch(cache, epoch);
     for (uint32_t i = 0; i < n; i++) {
         uint32_t neuron = neurons[i];
@@ -166,11 +166,12 @@ int neuron_cache_use(void *base, uint32_t epoch, const uint32_t *neurons, uint32
             continue;
         }
         touch(cache, neuron);
+        num_hot += (word & WORD_HOT) != 0;
         if (state_in(word) == NEURON_LOADING) {
             slots[i] |= SLOT_LATE;
             num_late++;
-        } else if (word & WORD_HOT) {
-            num_hot++;
+        } else {
+            num_hot_hits += (word & WORD_HOT) != 0;
         }
     }
     if (make_room(cache, num_misses) != 0)
@@ -181,10 +182,9 @@ int neuron_cache_use(void *base, uint32_t epoch, const uint32_t *neurons, uint32
         miss->slot = admit(cache, miss->neuron);
         slots[place] = miss->slot | SLOT_LATE;
     }
-    cache->period.uses += n;
-    age(cache, n);
+    age(cache, n - num_hot);
     count(&cache->counters.hits, n - num_misses - num_late);
-    count(&cache->counters.hot_hits, num_hot);
+    count(&cache->counters.hot_hits, num_hot_hits);
     count(&cache->counters.misses, num_misses);
     count(&cache->counters.late, num_late);
     return (int)num_misses;
@@ -230,6 +230,8 @@ int neuron_cache_wait(void *base, uint32_t neuron, int64_t timeout_ns) {
                        left < WAIT_SLICE_NS ? left : WAIT_SLICE_NS);
     }
 }
+
+uint32_t neuron_cache_epoch(const void *base) { return ((const struct neuron_cache *)base)->epoch; }
 
 /* ---- looks without the lock */
 

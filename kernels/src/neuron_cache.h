@@ -59,7 +59,7 @@ enum slot_list {
 };
 
 struct cache_period { /* since the window's share was last looked at */
-    uint32_t uses;
+    uint32_t uses;         /* of cold and absent neurons */
     uint32_t epochs;
     uint32_t window_hits; /* neurons of the window used, once an epoch */
     uint32_t main_hits;
@@ -167,7 +167,7 @@ void window_format(struct neuron_cache *cache);
 void adapt_window(struct neuron_cache *cache);
 /* One more use of a neuron. */
 void count_use(struct neuron_cache *cache, uint32_t neuron);
-/* Halve old use counts, a few entries for so many uses. */
+/* So many uses of the cold region: halve old use counts, a few entries at a time. */
 void age(struct neuron_cache *cache, uint32_t num_uses);
 /* Evict until n slots are free: 0, or -1 when too many are in use. */
 int make_room(struct neuron_cache *cache, uint32_t n);

@@ -44,7 +44,8 @@ struct neuron_cache_sizes {
 /* Bytes of a cache of so many neurons and at most so many slots. */
 size_t neuron_cache_bytes(uint32_t num_neurons, uint32_t max_slots);
 /* Format: every neuron absent, every slot free, counters zero. The lock is free afterwards, whoever
- * held it: after the loss of an executor this is how a cache is made whole again. */
+ * held it: after the loss of an executor this is how a cache is made whole again. Nobody else may
+ * be at work in it, and no read it ordered may be under way. */
 void neuron_cache_format(void *cache, uint32_t num_neurons, uint32_t max_slots, uint32_t hot_slots,
                          uint32_t num_slots, uint32_t cluster_neurons);
 
@@ -60,13 +61,18 @@ void neuron_cache_unlock(void *cache);
  * slot that may be evicted: then nothing was admitted. */
 int neuron_cache_use(void *cache, uint32_t epoch, const uint32_t *neurons, uint32_t n,
                      uint32_t *slots, struct neuron_miss *misses);
-/* The bytes of a loading neuron have landed; wakes who waits for it. Needs no lock. */
+/* The bytes of a loading neuron have landed; wakes who waits for it. Needs no lock. Nothing happens
+ * to a neuron that is not loading, here and in the next call. */
 void neuron_cache_landed(void *cache, uint32_t neuron);
 /* Locked. A load failed: the neuron is absent again, its slot free; wakes who waits for it. */
 void neuron_cache_failed(void *cache, uint32_t neuron);
 /* Wait until the neuron is not loading: 1 when it may be used, 0 when the time is over, -1 when it
  * is absent. Needs no lock. */
 int neuron_cache_wait(void *cache, uint32_t neuron, int64_t timeout_ns);
+
+/* Locked. The epoch that the last call named: resize during a step names it, so that what the step
+ * uses stays. */
+uint32_t neuron_cache_epoch(const void *cache);
 
 /* The hot region is cut into runs of cluster_neurons slots; a cluster, cluster_neurons consecutive
  * neurons from a multiple of it, lies in one run. Slots behind the last whole run stay empty.

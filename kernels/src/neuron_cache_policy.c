@@ -6,19 +6,19 @@
  * So a scan, in which all counts are alike, passes through the window and leaves the main part
  * alone, while a hot set that has moved wins its place by its counts. The window is small, and
  * grows where neurons come in bursts: where its slots earn more hits than those of the main part,
- * or where neurons are missed that were used in the epoch before.
+ * or where many misses are of neurons that were used a moment ago.
  *
  * The main part is kept by use count, lazily: a slot lies in the list of the count it had when it
  * was last met, and is carried up when a victim is looked for. Every step of that is paid for by a
  * use. */
 #include "neuron_cache.h"
 
-#define MIN_WINDOW_SHARE 64u /* the window has at least one in so many cold slots, */
-#define MAX_WINDOW_SHARE 2u  /* and is given at most one in so many */
-#define PERIODS_PER_SLOT 4u
-#define EARLY_NUM 3u
-#define EARLY_DEN 4u
-#define WINDOW_STEP 64u      /* its share changes by one in so many an epoch */
+/* Chosen on the activations of a real model and on power laws whose bursts last up to five tokens,
+ * with epochs of a layer and of a token. */
+#define MIN_WINDOW_SHARE 64u /* the window is given at least one in so many cold slots, */
+#define MAX_WINDOW_SHARE 2u  /* at most one in so many, */
+#define WINDOW_STEP 64u      /* and more or less by one in so many a period */
+#define PERIODS 4u           /* there are so many periods in as many uses as there are cold slots */
 #define EARLY_MISSES 6u      /* one early miss in so many makes the window grow */
 #define USES_MARGIN 2u       /* see beats() */
 #define AGEING_USES 20u      /* counts are halved every so many uses a cold slot */
@@ -51,6 +51,7 @@ static void begin_ageing_round(struct neuron_cache *cache) {
 
 void age(struct neuron_cache *cache, uint32_t num_uses) {
     uint64_t round_uses = AGEING_USES * (uint64_t)(num_cold(cache) ? num_cold(cache) : 1);
+    cache->period.uses += num_uses;
     cache->ageing_credit += (uint64_t)num_uses * cache->num_neurons;
     uint64_t steps = cache->ageing_credit / round_uses;
     cache->ageing_credit %= round_uses;
@@ -119,8 +120,8 @@ static uint32_t window_front(struct neuron_cache *cache) {
     return front_unused(cache, LIST_WINDOW, LIST_WINDOW_PARKED);
 }
 
-/* Whether the window should be larger: its slots earn more hits than those of the main part, or
- * too many neurons are missed that a cache of recent ones would have. */
+/* Whether the window should be larger: its slots earn more hits than those of the main part, or too
+ * many neurons are missed that a cache of recent ones would have. */
 static int should_grow(const struct neuron_cache *cache) {
     const struct cache_period *period = &cache->period;
     return (uint64_t)period->window_hits * cache->num_main >
@@ -143,7 +144,7 @@ void adapt_window(struct neuron_cache *cache) {
         period->most_misses = cache->epoch_misses;
     cache->epoch_misses = 0;
     uint32_t cold = num_cold(cache), step = cold / WINDOW_STEP + 1;
-    if (period->uses < cold / PERIODS_PER_SLOT)
+    if (period->uses < cold / PERIODS)
         return;
     if (period->misses > 0) {
         if (should_grow(cache))
@@ -156,7 +157,9 @@ void adapt_window(struct neuron_cache *cache) {
     }
     cache->window_share = clamp(cache->window_share, cold / MIN_WINDOW_SHARE + 1,
                                 cold / MAX_WINDOW_SHARE + 1);
-    uint64_t early_uses = (uint64_t)cold * EARLY_NUM / EARLY_DEN;
+    /* A miss is early if an LRU of three quarters of the slots would have hit: never in a scan of
+     * more neurons than slots. */
+    uint64_t early_uses = (uint64_t)cold * 3 / 4;
     uint64_t early = period->uses ? early_uses * period->epochs / period->uses : 0;
     *period = (struct cache_period){.early_epochs = (uint32_t)early};
 }

@@ -93,9 +93,9 @@ class TestUse:
         """Sixteen bits of stamp: after 65,535 epochs an old use must not look like a new one."""
         cache = NeuronCache.allocate(3, 2)
         load(cache, 1, 0, 1)
-        for epoch in range(2, 65_537):
+        for epoch in range(2, 65_536):
             use(cache, epoch, 1)
-        assert use(cache, 65_537, 2).misses.size == 1
+        assert use(cache, 65_536, 2).misses.size == 1
         assert cache.state(0) is NeuronState.ABSENT
 
 

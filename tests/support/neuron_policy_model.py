@@ -134,8 +134,9 @@ class NeuronPolicyModel:
         hot = [n for n in present if self.held[n].is_hot and n not in late]
         for neuron in absent:
             self._admit(neuron)
-        self.period.uses += len(neurons)
-        self._age(len(neurons))
+        num_cold_uses = sum(not self.held[n].is_hot for n in neurons)
+        self.period.uses += num_cold_uses
+        self._age(num_cold_uses)
         self.counters["hits"] += len(present) - len(late)
         self.counters["hot_hits"] += len(hot)
         self.counters["late"] += len(late)
