@@ -1,6 +1,7 @@
 """The cache actor's state: which weights are where, within how many bytes.
 
-So far everything is in the fixed region: read once, pinned, never evicted.
+Whole sections: read once, pinned, never evicted. Single neurons are the neuron cache's
+(`kernels/neuron_cache.py`), in C and in the arena, with a table of its own.
 """
 
 from __future__ import annotations
