@@ -1,12 +1,8 @@
-/* Neuron-major rows for AVX2: 8 blocks of a row at a time; their 8 terms are exact products, added
- * one by one in block order. */
+/* Dot products of neuron-major rows for AVX2: 8 blocks of a row at a time. */
 #ifndef POLYNEURON_AVX2_ROWS_H
 #define POLYNEURON_AVX2_ROWS_H
 
-#include "lanes.h"
-#include "rows.h"
-
-#define CHUNK_BLOCKS 8
+#include "row_groups.h"
 
 /* One block of a row, x int8 -> 8 partial sums */
 ALWAYS_INLINE __m256i block_dot(const int type, const uint8_t *quants, const int8_t *x)
@@ -35,53 +31,57 @@ ALWAYS_INLINE __m256i sum_words(const __m256i dots[8])
                             _mm256_permute2x128_si256(low, high, 0x31));
 }
 
-/* The terms of blocks first..first+7 of a row */
-ALWAYS_INLINE vf chunk_terms(const int type, const uint8_t *row, size_t cols, size_t first,
-                             const struct act_block *x)
+/* Activations of 8 blocks, their sums and scales in registers */
+struct act_chunk { const struct act_block *blocks; __m256i sum; vf scale; };
+
+ALWAYS_INLINE void arrange_acts(const int type, struct act_chunk *chunk, const struct act_block *x)
 {
     const __m256i step = _mm256_setr_epi32(0, 40, 80, 120, 160, 200, 240, 280);
     _Static_assert(sizeof(struct act_block) == 40, "the steps above");
-    const __m256i sums = _mm256_i32gather_epi32(&x->sum, step, 1);
+    (void)type;
+    chunk->blocks = x;
+    chunk->sum = _mm256_i32gather_epi32(&x->sum, step, 1);
+    chunk->scale = _mm256_i32gather_ps(&x->scale, step, 1);
+}
+
+/* The terms of blocks first..first + 7 of a row */
+ALWAYS_INLINE vf chunk_terms(const int type, const uint8_t *row, size_t cols, size_t first,
+                             const struct act_chunk *acts)
+{
     const uint8_t *quants = row + first * row_quant_bytes(type);
     __m256i dots[8];
     for (int j = 0; j < 8; j++)
-        dots[j] = block_dot(type, quants + j * row_quant_bytes(type), x[j].quants);
+        dots[j] = block_dot(type, quants + j * row_quant_bytes(type), acts->blocks[j].quants);
     __m256i isum = sum_words(dots);
     if (type == STORAGE_Q4)
-        isum = _mm256_sub_epi32(isum, _mm256_slli_epi32(sums, 3));
+        isum = _mm256_sub_epi32(isum, _mm256_slli_epi32(acts->sum, 3));
     const uint8_t *scales = row_halves(type, row, cols, 0) + 2 * first;
     const uint8_t *mins = row_halves(type, row, cols, 1) + 2 * first;
     vf scaled = (vf)_mm256_cvtepi32_ps(isum) * load_f16((const void *)scales);
     if (type == STORAGE_Q4M)
-        scaled = scaled + load_f16((const void *)mins) * (vf)_mm256_cvtepi32_ps(sums);
-    return scaled * (vf)_mm256_i32gather_ps(&x->scale, step, 1);
+        scaled = scaled + load_f16((const void *)mins) * (vf)_mm256_cvtepi32_ps(acts->sum);
+    return scaled * acts->scale;
 }
 
-ALWAYS_INLINE float dot_row_quant(const int type, const uint8_t *row, size_t cols,
-                                  const struct act_block *x)
+ALWAYS_INLINE void transpose_terms(float columns[VF][ROW_GROUP], const vf terms[ROW_GROUP])
 {
-    float acc = 0.0f;
-    size_t b = 0;
-    for (; b + CHUNK_BLOCKS <= cols / BLOCK_COLS; b += CHUNK_BLOCKS) {
-        float terms[CHUNK_BLOCKS];
-        store(terms, chunk_terms(type, row, cols, b, x + b));
-        for (int k = 0; k < CHUNK_BLOCKS; k++)
-            acc += terms[k];
+    __m256d quad[2][4];             /* lane k of quad[h][j]: rows 4h..4h+3 of term 4k + j */
+    for (int h = 0; h < 2; h++) {
+        const vf *row = terms + 4 * h;
+        __m256d low01 = (__m256d)_mm256_unpacklo_ps(row[0], row[1]);
+        __m256d low23 = (__m256d)_mm256_unpacklo_ps(row[2], row[3]);
+        __m256d high01 = (__m256d)_mm256_unpackhi_ps(row[0], row[1]);
+        __m256d high23 = (__m256d)_mm256_unpackhi_ps(row[2], row[3]);
+        quad[h][0] = _mm256_unpacklo_pd(low01, low23);
+        quad[h][1] = _mm256_unpackhi_pd(low01, low23);
+        quad[h][2] = _mm256_unpacklo_pd(high01, high23);
+        quad[h][3] = _mm256_unpackhi_pd(high01, high23);
     }
-    return dot_row_blocks(type, row, cols, x, b, acc);
-}
-
-static void dot_rows_avx2(int type, float *out, const void *rows, size_t row_stride_bytes,
-                          const uint32_t *row_ids, size_t num_rows, size_t cols, const void *x)
-{
-    for (size_t i = 0; i < num_rows; i++) {
-        const uint8_t *row = row_at(rows, row_stride_bytes, row_ids, i);
-        switch (type) {
-        case STORAGE_Q4: out[i] = dot_row_quant(STORAGE_Q4, row, cols, x); break;
-        case STORAGE_Q4M: out[i] = dot_row_quant(STORAGE_Q4M, row, cols, x); break;
-        case STORAGE_Q8: out[i] = dot_row_quant(STORAGE_Q8, row, cols, x); break;
-        default: out[i] = dot_row_floats(type, row, cols, x);
-        }
+    for (int j = 0; j < 4; j++) {
+        __m256d low = _mm256_permute2f128_pd(quad[0][j], quad[1][j], 0x20);
+        __m256d high = _mm256_permute2f128_pd(quad[0][j], quad[1][j], 0x31);
+        _mm256_storeu_pd((void *)columns[j], low);
+        _mm256_storeu_pd((void *)columns[4 + j], high);
     }
 }
 

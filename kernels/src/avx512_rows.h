@@ -1,14 +1,9 @@
-/* Neuron-major rows for AVX-512 with VNNI: 16 blocks of a row at a time, 8 rows share the
- * arrangement of the activations. The 16 block terms are exact products; they are then added one by
- * one, in block order, as everywhere. */
+/* Neuron-major rows for AVX-512 with VNNI: dot products of 16 blocks of a row at a time, and the
+ * terms of axpy. */
 #ifndef POLYNEURON_AVX512_ROWS_H
 #define POLYNEURON_AVX512_ROWS_H
 
-#include "lanes.h"
-#include "rows.h"
-
-#define ROW_GROUP 8
-#define CHUNK_BLOCKS 16
+#include "row_groups.h"
 
 /* Activations of 16 blocks in the order of the weights' registers. */
 struct act_chunk { __m512i quants[8]; __m512i sum; __m512 scale; };
@@ -89,7 +84,7 @@ ALWAYS_INLINE __m512i chunk_isum_8_bit(const uint8_t *quants, const struct act_c
         _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15), sums);
 }
 
-ALWAYS_INLINE __m512 chunk_terms(const int type, const uint8_t *row, size_t cols, size_t first,
+ALWAYS_INLINE vf chunk_terms(const int type, const uint8_t *row, size_t cols, size_t first,
                                  const struct act_chunk *acts)
 {
     const uint8_t *quants = row + first * row_quant_bytes(type);
@@ -108,60 +103,52 @@ ALWAYS_INLINE __m512 chunk_terms(const int type, const uint8_t *row, size_t cols
     return _mm512_mul_ps(scaled, acts->scale);
 }
 
-/* `count` rows, x (cols) -> out (count) */
-ALWAYS_INLINE void dot_group(const int type, const int count, float *out,
-                             const uint8_t *const row[], size_t cols, const struct act_block *x)
+ALWAYS_INLINE void transpose_terms(float columns[VF][ROW_GROUP], const vf terms[ROW_GROUP])
 {
-    float acc[ROW_GROUP] = {0};
-    size_t b = 0;
-    for (; b + CHUNK_BLOCKS <= cols / BLOCK_COLS; b += CHUNK_BLOCKS) {
-        struct act_chunk acts;
-        float terms[ROW_GROUP][CHUNK_BLOCKS];
-        arrange_acts(type, &acts, x + b);
-        for (int r = 0; r < count; r++)
-            _mm512_storeu_ps(terms[r], chunk_terms(type, row[r], cols, b, &acts));
-        for (int k = 0; k < CHUNK_BLOCKS; k++)
-            for (int r = 0; r < count; r++)
-                acc[r] += terms[r][k];
+    __m512d quad[2][4];             /* lane k of quad[h][j]: rows 4h..4h+3 of term 4k + j */
+    for (int h = 0; h < 2; h++) {
+        const vf *row = terms + 4 * h;
+        __m512d low01 = (__m512d)_mm512_unpacklo_ps(row[0], row[1]);
+        __m512d low23 = (__m512d)_mm512_unpacklo_ps(row[2], row[3]);
+        __m512d high01 = (__m512d)_mm512_unpackhi_ps(row[0], row[1]);
+        __m512d high23 = (__m512d)_mm512_unpackhi_ps(row[2], row[3]);
+        quad[h][0] = _mm512_unpacklo_pd(low01, low23);
+        quad[h][1] = _mm512_unpackhi_pd(low01, low23);
+        quad[h][2] = _mm512_unpacklo_pd(high01, high23);
+        quad[h][3] = _mm512_unpackhi_pd(high01, high23);
     }
-    for (int r = 0; r < count; r++)
-        out[r] = dot_row_blocks(type, row[r], cols, x, b, acc[r]);
-}
-
-ALWAYS_INLINE void dot_rows_quant(const int type, float *out, const void *rows,
-                                  size_t row_stride_bytes, const uint32_t *row_ids,
-                                  size_t num_rows, size_t cols, const struct act_block *x)
-{
-    const uint8_t *row[ROW_GROUP];
-    size_t i = 0;
-    for (; i + ROW_GROUP <= num_rows; i += ROW_GROUP) {
-        for (int r = 0; r < ROW_GROUP; r++)
-            row[r] = row_at(rows, row_stride_bytes, row_ids, i + r);
-        dot_group(type, ROW_GROUP, out + i, row, cols, x);
-    }
-    for (; i < num_rows; i++) {
-        row[0] = row_at(rows, row_stride_bytes, row_ids, i);
-        dot_group(type, 1, out + i, row, cols, x);
+    const __m512i even = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13);
+    const __m512i odd = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
+    for (int j = 0; j < 4; j++) {
+        __m512d lanes02 = _mm512_permutex2var_pd(quad[0][j], even, quad[1][j]);
+        __m512d lanes13 = _mm512_permutex2var_pd(quad[0][j], odd, quad[1][j]);
+        _mm256_storeu_pd((void *)columns[j], _mm512_castpd512_pd256(lanes02));
+        _mm256_storeu_pd((void *)columns[4 + j], _mm512_castpd512_pd256(lanes13));
+        _mm256_storeu_pd((void *)columns[8 + j], _mm512_extractf64x4_pd(lanes02, 1));
+        _mm256_storeu_pd((void *)columns[12 + j], _mm512_extractf64x4_pd(lanes13, 1));
     }
 }
 
-static void dot_rows_avx512(int type, float *out, const void *rows, size_t stride,
-                            const uint32_t *row_ids, size_t num_rows, size_t cols, const void *x)
+/* sum (32) += 32 signed bytes * scale * coef */
+ALWAYS_INLINE void add_bytes(vf sum[2], const uint8_t *quants, float scale, float coef)
 {
-    switch (type) {
-    case STORAGE_Q4:
-        dot_rows_quant(STORAGE_Q4, out, rows, stride, row_ids, num_rows, cols, x);
-        break;
-    case STORAGE_Q4M:
-        dot_rows_quant(STORAGE_Q4M, out, rows, stride, row_ids, num_rows, cols, x);
-        break;
-    case STORAGE_Q8:
-        dot_rows_quant(STORAGE_Q8, out, rows, stride, row_ids, num_rows, cols, x);
-        break;
-    default:
-        for (size_t i = 0; i < num_rows; i++)
-            out[i] = dot_row_floats(type, row_at(rows, stride, row_ids, i), cols, x);
+    for (int k = 0; k < 2; k++) {
+        __m512i bytes = _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(quants + 16 * k)));
+        sum[k] = sum[k] + (vf)_mm512_cvtepi32_ps(bytes) * scale * coef;
     }
+}
+
+/* sum (32) += (32 nibbles, less 8 or plus min) * coef. A block has 16 terms to choose from: they
+ * are computed once, and the nibbles pick them; the permutation looks at 4 bits of its index. */
+ALWAYS_INLINE void add_nibbles(const int type, vf sum[2], const uint8_t *quants, float scale,
+                               float min, float coef)
+{
+    const vf values = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const vf term = type == STORAGE_Q4 ? (values - 8.0f) * scale * coef
+                                       : (values * scale + min) * coef;
+    __m512i nibbles = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)quants));
+    sum[0] = sum[0] + (vf)_mm512_permutexvar_ps(nibbles, term);
+    sum[1] = sum[1] + (vf)_mm512_permutexvar_ps(_mm512_srli_epi32(nibbles, 4), term);
 }
 
 #endif

@@ -18,15 +18,21 @@ ALWAYS_INLINE void store_f16(uint16_t *to, vf value)
     _mm_storeu_si128((void *)to, _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
 }
 
-#include "lanes_rows.h"
-
 ALWAYS_INLINE vi load_i8(const uint8_t *from)
 {
     return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)from));
 }
 
+ALWAYS_INLINE vi load_u8(const uint8_t *from)
+{
+    return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)from));
+}
+
 #include "avx2_matmul.h"
 #include "avx2_rows.h"
+#include "lanes_dot.h"
+#include "lanes_terms.h"
+#include "lanes_rows.h"
 #include "lanes_attention.h"
 
 static int supported_avx2(void)
@@ -88,7 +94,7 @@ const struct kernel_table kernels_avx2 = {
     .supported = supported_avx2,
     .quantize_acts = quantize_acts_avx2,
     .matmul_tiles = matmul_tiles_avx2,
-    .dot_rows = dot_rows_avx2,
+    .dot_rows = dot_rows_lanes,
     .axpy_rows = axpy_rows_lanes,
     .rmsnorm_f32 = rmsnorm_lanes,
     .add_f32 = add_lanes,

@@ -18,15 +18,10 @@ ALWAYS_INLINE void store_f16(uint16_t *to, vf value)
     _mm256_storeu_si256((void *)to, _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
 }
 
-#include "lanes_rows.h"
-
-ALWAYS_INLINE vi load_i8(const uint8_t *from)
-{
-    return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)from));
-}
-
 #include "avx512_matmul.h"
 #include "avx512_rows.h"
+#include "lanes_dot.h"
+#include "lanes_rows.h"
 #include "lanes_attention.h"
 
 static int supported_avx512(void)
@@ -70,7 +65,7 @@ const struct kernel_table kernels_avx512 = {
     .supported = supported_avx512,
     .quantize_acts = quantize_acts_avx512,
     .matmul_tiles = matmul_tiles_avx512,
-    .dot_rows = dot_rows_avx512,
+    .dot_rows = dot_rows_lanes,
     .axpy_rows = axpy_rows_lanes,
     .rmsnorm_f32 = rmsnorm_lanes,
     .add_f32 = add_lanes,

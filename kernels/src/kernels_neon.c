@@ -22,13 +22,15 @@ ALWAYS_INLINE void store_f16(uint16_t *to, vf value)
     memcpy(to, half, sizeof half);
 }
 
-#include "lanes_rows.h"
-
 ALWAYS_INLINE vi load_i8(const uint8_t *from)
 {
     return (vi){(int8_t)from[0], (int8_t)from[1], (int8_t)from[2], (int8_t)from[3]};
 }
 
+ALWAYS_INLINE vi load_u8(const uint8_t *from) { return (vi){from[0], from[1], from[2], from[3]}; }
+
+#include "lanes_terms.h"
+#include "lanes_rows.h"
 #include "lanes_attention.h"
 
 static int supported_neon(void) { return 1; }

@@ -1,5 +1,5 @@
 /* Scalar access to neuron-major rows: all quants, then all scales, then (q4m) all mins. Rows may
- * lie at any address, so values are read with memcpy. Also the tail of the vector kernels. */
+ * lie at any address, so values are read with memcpy. */
 #ifndef POLYNEURON_ROWS_H
 #define POLYNEURON_ROWS_H
 
@@ -71,13 +71,13 @@ static inline int32_t row_block_isum(int type, const uint8_t *quants, const int8
     return isum;
 }
 
-/* Continues `acc` from block `first` to the end of the row. */
 static inline float dot_row_blocks(int type, const uint8_t *row, size_t cols,
-                                   const struct act_block *x, size_t first, float acc)
+                                   const struct act_block *x)
 {
+    float acc = 0.0f;
     const uint8_t *scales = row_halves(type, row, cols, 0);
     const uint8_t *mins = row_halves(type, row, cols, 1);
-    for (size_t b = first; b < cols / BLOCK_COLS; b++) {
+    for (size_t b = 0; b < cols / BLOCK_COLS; b++) {
         int32_t isum = row_block_isum(type, row + b * row_quant_bytes(type), x[b].quants);
         if (type == STORAGE_Q4)
             isum -= 8 * x[b].sum;

@@ -160,7 +160,7 @@ static void dot_rows_scalar(int type, float *out, const void *rows, size_t row_s
 {
     for (size_t i = 0; i < num_rows; i++) {
         const uint8_t *row = row_at(rows, row_stride_bytes, row_ids, i);
-        out[i] = row_is_quantised(type) ? dot_row_blocks(type, row, cols, x, 0, 0.0f)
+        out[i] = row_is_quantised(type) ? dot_row_blocks(type, row, cols, x)
                                         : dot_row_floats(type, row, cols, x);
     }
 }

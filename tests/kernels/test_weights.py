@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from polyneuron.kernels import gemv, quant, reference
 from polyneuron.kernels import isa as isa_module
+from polyneuron.kernels._kernels import ffi, lib
 from polyneuron.kernels.buffers import F32, Array
 from polyneuron.kernels.quant import StorageType
 from tests.kernels.builders import (
@@ -21,6 +22,9 @@ from tests.kernels.builders import (
 
 SHAPES = [(32, 32), (64, 64), (33, 96), (1, 512), (70, 544), (96, 1056)]
 FLOAT_COLS = [1, 15, 16, 17, 33, 100]
+# Around the 8 and 16 terms that a register holds, of a block or of a column each.
+ROW_COLS = [32, 224, 256, 288, 480, 512, 544, 1056]
+ROW_FLOAT_COLS = [1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 100, 545]
 
 # Largest difference from the float64 product of dequantised weights and activations, as a share of
 # the sum of the terms' magnitudes: one rounding a block (quantised) or a column (float).
@@ -135,10 +139,9 @@ def test_gather_row_equals_dense(isa: str, storage_type: StorageType) -> None:
 
 
 @pytest.mark.parametrize("storage_type", StorageType)
-@pytest.mark.parametrize("num_rows", [1, 7, 8, 9, 40])
+@pytest.mark.parametrize("num_rows", [1, 7, 8, 9, 16, 40])
 def test_dot_rows_equals_matmul_tiles(isa: str, storage_type: StorageType, num_rows: int) -> None:
-    for seed, cols in enumerate([32, 256, 288, 512, 544, 1056]):
-        cols = cols if storage_type.is_quantised else cols + 1
+    for seed, cols in enumerate(ROW_COLS if storage_type.is_quantised else ROW_FLOAT_COLS):
         weights = random_weights(seed, storage_type, num_rows, cols)
         acts = acts_of(storage_type, normal(seed, 1, cols))
         expected = gemv.matmul_tiles(storage_type, tiles_of(weights), cols, acts)[0, :num_rows]
@@ -148,16 +151,62 @@ def test_dot_rows_equals_matmul_tiles(isa: str, storage_type: StorageType, num_r
         assert_same_bits(gemv.dot_rows(storage_type, rows, cols, acts[0], ids), expected[ids])
 
 
+@pytest.mark.parametrize("storage_type", QUANTISED)
+@pytest.mark.parametrize("cols", [4096 + 32, 4096 + 288, 8192 + 32, 8192 + 512, 16384 + 160])
+def test_dot_rows_over_more_columns_than_are_arranged_at_once(
+    isa: str, storage_type: StorageType, cols: int
+) -> None:
+    weights = random_weights(cols, storage_type, 11, cols)
+    acts = quant.quantize_acts(normal(cols, 1, cols))
+    expected = gemv.matmul_tiles(storage_type, tiles_of(weights), cols, acts)[0, :11]
+    assert_same_bits(gemv.dot_rows(storage_type, rows_of(weights), cols, acts[0]), expected)
+
+
 @pytest.mark.parametrize("storage_type", StorageType)
-def test_axpy_rows_equals_reference(isa: str, storage_type: StorageType) -> None:
-    for seed, cols in enumerate([32, 64, 96, 544]):
-        cols = cols if storage_type.is_quantised else cols - seed
+@pytest.mark.parametrize("num_rows", [1, 5, 8, 9, 16, 21])
+def test_axpy_rows_equals_reference(isa: str, storage_type: StorageType, num_rows: int) -> None:
+    for seed, cols in enumerate(ROW_COLS if storage_type.is_quantised else ROW_FLOAT_COLS):
         weights = random_weights(seed, storage_type, 20, cols)
-        ids = np.array([3, 19, 0, 3, 7], np.uint32)
-        coef, start = normal(seed + 1, 5), normal(seed + 2, cols)
+        ids = np.random.default_rng(seed).integers(0, 20, num_rows).astype(np.uint32)
+        coef, start = normal(seed + 1, num_rows), normal(seed + 2, cols)
+        coef[num_rows // 2] = 0.0
         out = off_boundary(start)
         gemv.axpy_rows(storage_type, out, rows_of(weights), coef, ids)
         assert_same_bits(out, reference.axpy_rows(start, weights, coef, ids))
+
+
+@pytest.mark.parametrize("storage_type", StorageType)
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_axpy_rows_adds_nothing_times_zero(
+    isa: str, storage_type: StorageType, zero: float
+) -> None:
+    cols = 96
+    weights = random_weights(3, storage_type, 9, cols)
+    start = normal(4, cols)
+    out = start.copy()
+    gemv.axpy_rows(storage_type, out, rows_of(weights), np.full(9, zero, np.float32))
+    assert_same_bits(out, start)
+
+
+@pytest.mark.parametrize("storage_type", StorageType)
+@pytest.mark.parametrize("gap", [2, 30])
+def test_rows_apart_and_off_every_boundary(isa: str, storage_type: StorageType, gap: int) -> None:
+    num_rows, cols = 19, 544
+    weights = random_weights(gap, storage_type, num_rows, cols)
+    row_size = quant.row_bytes(storage_type, cols)
+    bundles = np.full(2 + num_rows * (row_size + gap), 0x7C, np.uint8)
+    for row, stored in enumerate(rows_of(weights).reshape(num_rows, row_size)):
+        bundles[2 + row * (row_size + gap) :][:row_size] = stored
+    acts = acts_of(storage_type, normal(5, 1, cols))
+    coef, out, dots = normal(6, num_rows), normal(7, cols), np.empty(num_rows, np.float32)
+    expected = reference.axpy_rows(out, weights, coef, np.arange(num_rows, dtype=np.uint32))
+    stride, first = row_size + gap, ffi.from_buffer(bundles) + 2
+    floats = [ffi.from_buffer("float[]", array) for array in (dots, coef, out)]
+    x = ffi.from_buffer(acts)
+    lib.dot_rows(storage_type, floats[0], first, stride, ffi.NULL, num_rows, cols, x)
+    assert_same_bits(dots, reference.matmul(weights, acts)[0])
+    lib.axpy_rows(storage_type, floats[2], first, stride, ffi.NULL, floats[1], num_rows, cols)
+    assert_same_bits(out, expected)
 
 
 @given(
