@@ -100,6 +100,10 @@ void neuron_op_run(void *base, const struct step_op *op, const struct step_param
  * *next, by its number in the cache; UINT32_MAX when there is none. */
 uint32_t late_neuron(void *base, const struct step_op *op, uint32_t unit, uint32_t *next);
 
+/* program.c: tiles of (32, op->cols) x `tokens` input rows of the op from x on, as matmul_tiles.
+ * Rows of x may be padded; the kernel wants (tokens, cols) without holes. */
+void matmul_group(const struct step_op *op, int type, float *out, size_t out_stride,
+                  const void *weight, size_t tiles, const char *x, size_t tokens);
 /* program.c: the units of one op, and the work of units [first, last) by one executor */
 uint32_t op_num_units(const struct step_op *op, const struct step_params *step);
 void op_run(void *base, const struct step_op *op, const struct step_params *step,

@@ -62,8 +62,6 @@ static struct cluster cluster_of(void *base, const struct step_op *op, uint32_t 
 
 static int has_gate(const struct step_op *op) { return op->activation != FEED_FORWARD_RELU; }
 
-static int takes_floats(uint32_t type) { return type == STORAGE_F32 || type == STORAGE_F16; }
-
 static const char *input_row(void *base, const struct step_op *op, uint32_t token) {
     return at(base, op->in + token * op->in_stride);
 }
@@ -78,17 +76,28 @@ static float *partial_of(void *base, const struct step_op *op, const struct step
     return (float *)at(base, op->partials) + row * op->cols;
 }
 
-/* A run of tiles over tokens [0, num_tokens) from `x` on; float rows may be padded. */
-static void tiles_by_tokens(uint32_t type, float *out, size_t out_stride, const void *tiles,
-                            size_t num_tiles, size_t cols, const char *x, size_t x_stride,
-                            uint32_t num_tokens) {
-    if (!takes_floats(type) || x_stride == cols * sizeof(float)) {
-        matmul_tiles((int)type, out, out_stride, tiles, num_tiles, cols, x, num_tokens);
-        return;
+/* Keep what is not zero; all of it in dense mode. Returns how many are kept. */
+static uint32_t keep_nonzero(const struct step_op *op, float *coef, uint32_t *place, uint32_t n) {
+    if (op->flags & OPF_ALL_NEURONS)
+        return n;
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        coef[kept] = coef[i];
+        place[kept] = place[i];
+        kept += !(coef[i] == 0.0f); /* a NaN is kept and shows */
     }
-    for (uint32_t t = 0; t < num_tokens; t++)
-        matmul_tiles((int)type, out + t * out_stride, out_stride, tiles, num_tiles, cols,
-                     x + t * x_stride, 1);
+    return kept;
+}
+
+/* Down rows at `place` times their coefficients, in order -> partial (cols). Leaves in both lists
+ * what was added, and returns how many that are. */
+static uint32_t sum_down(void *base, const struct step_op *op, float *partial, float *coef,
+                         uint32_t *place, uint32_t n) {
+    uint32_t kept = keep_nonzero(op, coef, place, n);
+    memset(partial, 0, op->cols * sizeof *partial);
+    axpy_rows((int)op->down_type, partial, at(base, op->up_weight + op->down_row), op->row_stride,
+              place, coef, kept, op->cols);
+    return kept;
 }
 
 /* ---- decode: clusters ---- */
@@ -98,11 +107,10 @@ static void decide(void *base, const struct step_op *op, const struct step_param
                    const struct cluster *c) {
     if (op->flags & OPF_GATE_TILES) {
         size_t bytes = tile_bytes((int)op->weight_type, op->cols);
-        tiles_by_tokens(op->weight_type, hidden_row(base, op, 0) + c->first,
-                        op->out_stride / sizeof(float),
-                        at(base, op->weight + c->first / TILE_ROWS * bytes),
-                        ceil_div(c->num, TILE_ROWS), op->cols, input_row(base, op, 0),
-                        op->in_stride, step->num_tokens);
+        matmul_group(op, (int)op->weight_type, hidden_row(base, op, 0) + c->first,
+                     op->out_stride / sizeof(float),
+                     at(base, op->weight + c->first / TILE_ROWS * bytes),
+                     ceil_div(c->num, TILE_ROWS), input_row(base, op, 0), step->num_tokens);
     } else {
         uint64_t rows = op->up_weight + (uint64_t)(c->first - op->first_neuron) * op->row_stride;
         for (uint32_t t = 0; t < step->num_tokens; t++)
@@ -199,19 +207,6 @@ static void coefficients(void *base, const struct step_op *op, const struct clus
     feed_forward_act((int)op->activation, coef, deciding, up, n);
 }
 
-/* Keep what is not zero; all of it in dense mode. Returns how many are kept. */
-static uint32_t keep_nonzero(const struct step_op *op, float *coef, uint32_t *place, uint32_t n) {
-    if (op->flags & OPF_ALL_NEURONS)
-        return n;
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        coef[kept] = coef[i];
-        place[kept] = place[i];
-        kept += !(coef[i] == 0.0f); /* a NaN is kept and shows */
-    }
-    return kept;
-}
-
 /* Up and down of the active neurons, whose rows are all here -> the cluster's partial sums. */
 static void compute_active(void *base, const struct step_op *op, const struct step_params *step,
                            const struct cluster *c) {
@@ -221,14 +216,9 @@ static void compute_active(void *base, const struct step_op *op, const struct st
     for (uint32_t i = 0; i < n; i++)
         c->place[i] &= ~(uint32_t)SLOT_LATE;
     for (uint32_t t = 0; n && t < step->num_tokens; t++) {
-        float *partial = partial_of(base, op, step, c->index, t);
-        memset(partial, 0, op->cols * sizeof *partial);
         coefficients(base, op, c, t, coef);
         memcpy(place, c->place, n * sizeof *place);
-        uint32_t kept = keep_nonzero(op, coef, place, n);
-        axpy_rows((int)op->down_type, partial, at(base, op->up_weight + op->down_row),
-                  op->row_stride, place, coef, kept, op->cols);
-        active += kept;
+        active += sum_down(base, op, partial_of(base, op, step, c->index, t), coef, place, n);
     }
     struct layer_activity *activity = at(base, op->activity);
     __atomic_fetch_add(&activity->active, active, __ATOMIC_RELAXED);
@@ -308,11 +298,10 @@ static void activate_group(void *base, const struct step_op *op, const void *gat
     float gate[GROUP_TOKENS * TILE_ROWS], up[GROUP_TOKENS * TILE_ROWS];
     uint32_t real = op->first_neuron + op->rows - neuron;
     uint32_t n = real < TILE_ROWS ? real : TILE_ROWS;
-    tiles_by_tokens(op->weight_type, gate, TILE_ROWS, gate_tile, 1, op->cols,
-                    input_row(base, op, token), op->in_stride, tokens);
+    const char *x = input_row(base, op, token);
+    matmul_group(op, (int)op->weight_type, gate, TILE_ROWS, gate_tile, 1, x, tokens);
     if (up_tile)
-        tiles_by_tokens(op->up_type, up, TILE_ROWS, up_tile, 1, op->cols,
-                        input_row(base, op, token), op->in_stride, tokens);
+        matmul_group(op, (int)op->up_type, up, TILE_ROWS, up_tile, 1, x, tokens);
     for (uint32_t t = 0; t < tokens; t++) {
         float *g = gate + t * TILE_ROWS, *u = up + t * TILE_ROWS;
         if (op->bias)
@@ -350,10 +339,7 @@ static void sum_cluster(void *base, const struct step_op *op, uint32_t first, ui
     memcpy(coef, hidden + first, num * sizeof *coef);
     for (uint32_t i = 0; i < num; i++)
         place[i] = first + i - op->first_neuron;
-    uint32_t kept = keep_nonzero(op, coef, place, num);
-    memset(partial, 0, op->cols * sizeof *partial);
-    axpy_rows((int)op->down_type, partial, at(base, op->up_weight + op->down_row), op->row_stride,
-              place, coef, kept, op->cols);
+    sum_down(base, op, partial, coef, place, num);
 }
 
 static void run_rows_down(void *base, const struct step_op *op,

@@ -53,9 +53,8 @@ static int takes_acts(uint32_t weight_type) {
 
 static const int32_t *int_array(void *base, uint64_t offset) { return at(base, offset); }
 
-/* Rows of x may be padded; the kernel wants (tokens, cols) without holes. */
-static void matmul_group(const struct step_op *op, int type, float *out, size_t out_stride,
-                         const char *weight, size_t tiles, const char *x, size_t tokens) {
+void matmul_group(const struct step_op *op, int type, float *out, size_t out_stride,
+                  const void *weight, size_t tiles, const char *x, size_t tokens) {
     int dense = takes_acts((uint32_t)type) || op->in_stride == op->cols * sizeof(float);
     if (dense) {
         matmul_tiles(type, out, out_stride, weight, tiles, op->cols, x, tokens);
