@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from polyneuron.io.bundle_reader import BundleRead, read_bundles
+from polyneuron.io.file_device import open_device
 from polyneuron.io.section_reader import SectionRead, read_sections
 from polyneuron.io.weight_reader import ReadReport, WeightRead, read_weights
 from polyneuron.kernels.arena import Arena
@@ -23,15 +24,13 @@ def read_all(path: Path, reads: Reads, arena: Arena, progress: Callable[[int], N
     def count(num_bytes: int) -> None:
         progress(sum(report.num_bytes for report in reports) + num_bytes)
 
-    weights = [read for read in reads if isinstance(read, WeightRead)]
-    if weights:
-        reports.append(read_weights(path, weights, arena, count))
-    sections = [read for read in reads if isinstance(read, SectionRead)]
-    if sections:
-        reports.append(read_sections(path, sections, arena, count))
-    bundles = [read for read in reads if isinstance(read, BundleRead)]
-    if bundles:
-        reports.append(read_bundles(path, bundles, arena, count))
+    with open_device(path) as device:
+        if weights := [read for read in reads if isinstance(read, WeightRead)]:
+            reports.append(read_weights(device, weights, arena, count))
+        if sections := [read for read in reads if isinstance(read, SectionRead)]:
+            reports.append(read_sections(device, sections, arena, count))
+        if bundles := [read for read in reads if isinstance(read, BundleRead)]:
+            reports.append(read_bundles(device, bundles, arena, count))
     lossy = {name: error for report in reports for name, error in report.lossy.items()}
     is_direct = all(report.is_direct for report in reports)
     return ReadReport(sum(report.num_bytes for report in reports), is_direct, lossy)

@@ -14,11 +14,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from polyneuron.errors import ChecksumError
 from polyneuron.io.block_device import BlockDevice, ByteRange
-from polyneuron.io.file_device import open_device
 from polyneuron.io.ncf_format import EXTENT_BYTES, NcfSection
 from polyneuron.io.read_ahead import read_ahead
+from polyneuron.io.section_reader import damaged
 from polyneuron.io.weight_reader import ReadReport
 from polyneuron.kernels.arena import Arena
 from polyneuron.kernels.checksum import crc32c
@@ -82,28 +81,17 @@ class _Extents:
 
     def _compare(self, index: int) -> None:
         if self._crc != int(self._section.checksums[index]):
-            raise ChecksumError(
-                f"{self._path}: section {self._section.name}, MiB {index}: checksum does not "
-                f"match: the file is damaged; fetch or convert it again"
-            )
+            raise damaged(self._path, self._section, index)
         self._crc = 0
 
 
 def read_bundles(
-    path: Path, reads: Sequence[BundleRead], arena: Arena, progress: Callable[[int], None]
+    device: BlockDevice, reads: Sequence[BundleRead], arena: Arena, progress: Callable[[int], None]
 ) -> ReadReport:
     """Bring layers to their places, verified; `progress` gets the bytes so far.
 
     Raises DeviceError or ChecksumError naming file and place.
     """
-    with open_device(path) as device:
-        return read_bundles_from(device, reads, arena, progress)
-
-
-def read_bundles_from(
-    device: BlockDevice, reads: Sequence[BundleRead], arena: Arena, progress: Callable[[int], None]
-) -> ReadReport:
-    """As `read_bundles`, from a device that is open."""
     plan = [(read, neurons, wanted) for read in reads for neurons, wanted in _chunks(read)]
     total, sums = 0, None
     with closing(read_ahead(device, [wanted for _, _, wanted in plan])) as views:

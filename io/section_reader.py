@@ -17,7 +17,6 @@ from polyneuron.io.block_device import (
     read_error,
     stall_error,
 )
-from polyneuron.io.file_device import open_device
 from polyneuron.io.ncf_format import EXTENT_BYTES, NcfSection
 from polyneuron.io.weight_reader import ReadReport
 from polyneuron.kernels.arena import Arena
@@ -122,36 +121,33 @@ class SectionReader:
             yield from landed
 
 
+def damaged(path: Path, section: NcfSection, index: int) -> ChecksumError:
+    """What to raise when the checksum of a section's extent `index` does not match."""
+    return ChecksumError(
+        f"{path}: section {section.name}, MiB {index}: checksum does not match: "
+        f"the file is damaged; fetch or convert it again"
+    )
+
+
 def verify_part(path: Path, part: Part, view: memoryview) -> None:
     """Compare a landed piece with its section's checksums."""
     first = part.start // EXTENT_BYTES
     for index in range(first, first + -(-part.num_bytes // EXTENT_BYTES)):
         at = index * EXTENT_BYTES - part.start
         if crc32c(view[at : at + EXTENT_BYTES]) != int(part.section.checksums[index]):
-            raise ChecksumError(
-                f"{path}: section {part.section.name}, MiB {index}: checksum does not match: "
-                f"the file is damaged; fetch or convert it again"
-            )
+            raise damaged(path, part.section, index)
 
 
 def read_sections(
-    path: Path, reads: Sequence[SectionRead], arena: Arena, progress: Callable[[int], None]
-) -> ReadReport:
-    """Bring sections to their places, verified; `progress` gets the bytes so far.
-
-    Raises DeviceError or ChecksumError naming file and place.
-    """
-    with open_device(path) as device:
-        return read_sections_from(device, reads, arena, progress)
-
-
-def read_sections_from(
     device: BlockDevice,
     reads: Sequence[SectionRead],
     arena: Arena,
     progress: Callable[[int], None],
 ) -> ReadReport:
-    """As `read_sections`, from a device that is open."""
+    """Bring sections to their places, verified; `progress` gets the bytes so far.
+
+    Raises DeviceError or ChecksumError naming file and place.
+    """
     reader, total = SectionReader(device), 0
     for key, read in enumerate(reads):
         reader.order(read.section, arena.address + read.offset, key)

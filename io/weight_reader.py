@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from polyneuron.errors import FormatError
 from polyneuron.io.block_device import BlockDevice, ByteRange
-from polyneuron.io.file_device import open_device
 from polyneuron.io.gguf_file import GgufTensor
 from polyneuron.io.pack import PackError, pack_rows_into, vector_values
 from polyneuron.io.read_ahead import read_ahead
@@ -51,17 +49,9 @@ class ReadReport:
 
 
 def read_weights(
-    path: Path, reads: list[WeightRead], arena: Arena, progress: Callable[[int], None]
-) -> ReadReport:
-    """Bring every weight to its place; `progress` is called with the bytes read so far."""
-    with open_device(path) as device:
-        return read_weights_from(device, reads, arena, progress)
-
-
-def read_weights_from(
     device: BlockDevice, reads: list[WeightRead], arena: Arena, progress: Callable[[int], None]
 ) -> ReadReport:
-    """As `read_weights`, from a device that is open."""
+    """Bring every weight to its place; `progress` is called with the bytes read so far."""
     total = 0
     lossy: dict[str, PackError] = {}
     chunks = [chunk for read in reads for chunk in _chunks(read)]

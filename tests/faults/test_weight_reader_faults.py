@@ -15,7 +15,7 @@ from polyneuron.io import weight_reader
 from polyneuron.io.block_device import BlockDevice
 from polyneuron.io.device_wrappers import FaultKind
 from polyneuron.io.file_device import open_device
-from polyneuron.io.weight_reader import WeightRead, read_weights_from
+from polyneuron.io.weight_reader import WeightRead, read_weights
 from polyneuron.planning.layout import ArenaLayout, plan_layout
 from polyneuron.planning.source import open_source
 from tests.faults.fault_loop import Injector, for_every_fault
@@ -43,7 +43,7 @@ class Model:
             local.close()
 
     def read(self, device: BlockDevice, local: LocalArena) -> dict[str, bytes]:
-        read_weights_from(device, self.reads(), local.arena, lambda _: None)
+        read_weights(device, self.reads(), local.arena, lambda _: None)
         return {
             read.tensor.name: bytes(local.arena.bytes_at(read.offset, read.num_bytes))
             for read in self.reads()

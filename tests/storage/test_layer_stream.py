@@ -17,7 +17,7 @@ from polyneuron.io.file_device import open_device
 from polyneuron.io.layer_reader import LayerReader
 from polyneuron.io.ncf_format import Layout
 from polyneuron.io.ncf_reader import read_ncf
-from polyneuron.io.section_reader import SectionRead, read_sections_from
+from polyneuron.io.section_reader import SectionRead, read_sections
 from polyneuron.model.convert import convert
 from tests.support.families import FAMILY_CASES, gguf_path
 from tests.support.local_engine import LocalEngine
@@ -113,7 +113,7 @@ class TestReads:
             broken = FaultDevice(device, Fault(kind, 1, is_persistent=True))
             reads = [SectionRead(place.section, place.offset)]
             with pytest.raises((DeviceError, ChecksumError), match=path.name):
-                read_sections_from(broken, reads, engine.arena, lambda _: None)
+                read_sections(broken, reads, engine.arena, lambda _: None)
 
     def test_lasting_fault_of_a_streamed_layer_is_told(self, files: dict[str, Path]) -> None:
         path = files["qwen2"]

@@ -12,8 +12,9 @@ from polyneuron.actors.arena import LocalArena
 from polyneuron.config import EngineConfig
 from polyneuron.errors import DeviceError
 from polyneuron.io import weight_reader
+from polyneuron.io.arena_loader import read_all
 from polyneuron.io.pack import pack_rows_into
-from polyneuron.io.weight_reader import WeightRead, read_weights
+from polyneuron.io.weight_reader import WeightRead
 from polyneuron.planning.layout import ArenaLayout, plan_layout
 from polyneuron.planning.source import open_source
 from tests.support.tiny_gguf import TinyModel, random_weights, write_tiny_gguf
@@ -38,7 +39,7 @@ class Reading:
         self.progress: list[int] = []
 
     def read(self) -> weight_reader.ReadReport:
-        return read_weights(self.path, self.reads, self.arena, self.progress.append)
+        return read_all(self.path, [*self.reads], self.arena, self.progress.append)
 
 
 @pytest.fixture
