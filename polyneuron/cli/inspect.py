@@ -9,14 +9,13 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from polyneuron.cli import options
 from polyneuron.cli.inspect_ncf import NcfInspection, inspect_ncf, ncf_tables
 from polyneuron.cli.options import option
-from polyneuron.cli.shown import amount, plain, rope_text, shown, tokenizer_facts
+from polyneuron.cli.shown import amount, plain, result_console, rope_text, shown, tokenizer_facts
 from polyneuron.errors import ConfigError, FormatError
 from polyneuron.io.file_kind import is_ncf
 from polyneuron.io.ggml_types import why_unsupported
@@ -121,8 +120,7 @@ def show_file(path: Path, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(json.dumps(dataclasses.asdict(inspection)) + "\n")
         return
-    width = None if sys.stdout.isatty() else PLAIN_WIDTH
-    console = Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
+    console = result_console(PLAIN_WIDTH)
     if isinstance(inspection, NcfInspection):
         tables = ncf_tables(inspection)
     else:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from polyneuron.cli.perplexity import read_text
 from polyneuron.cli.progress import LoadProgress
+from polyneuron.cli.shown import result_console
 from polyneuron.errors import ConfigError
 from polyneuron.measure.activations import (
     DEFAULT_NUM_TOKENS,
@@ -49,8 +49,7 @@ def show_activations(path: Path, text: str | None, num_tokens: int | None, as_js
     if as_json:
         sys.stdout.write(json.dumps(as_object(path, found)) + "\n")
         return
-    width = None if sys.stdout.isatty() else PLAIN_WIDTH
-    console = Console(file=sys.stdout, width=width, highlight=False, markup=False)
+    console = result_console(PLAIN_WIDTH)
     console.print(activation_table(found))
     for line in legend(found):
         console.print(line, soft_wrap=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from polyneuron.cli import options
+from polyneuron.cli.shown import result_console
 from polyneuron.config import FeedForwardMode
 from polyneuron.sizes import show_size
 
@@ -50,8 +50,7 @@ def plan(
     if as_json:
         sys.stdout.write(json.dumps(as_object(budget, rate)) + "\n")
         return
-    width = None if sys.stdout.isatty() else PLAIN_WIDTH
-    console = Console(file=sys.stdout, width=width, highlight=False, markup=False)
+    console = result_console(PLAIN_WIDTH)
     console.print(table(budget))
     for line in promises(budget, rate, can_stream=source.can_stream):
         console.print(line, soft_wrap=True)

@@ -1,10 +1,21 @@
 """Facts about model files as JSON and people can take them."""
 
+import sys
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+
+
+def result_console(plain_width: int) -> Console:
+    """Where tables go: standard output, `plain_width` columns wide where that is no terminal.
+
+    Text is printed as it stands, whatever it holds.
+    """
+    width = None if sys.stdout.isatty() else plain_width
+    return Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
 
 
 def plain(values: dict[str, Any]) -> dict[str, Any]:

@@ -5,21 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from polyneuron.cli.main import main
 from polyneuron.cli.progress import progress_line
 from polyneuron.io.ncf_reader import read_ncf
 from polyneuron.kernels.quant import StorageType
+from tests.support.program import run
 from tests.support.tiny_gguf import TinyModel
 from tests.support.tiny_ncf import write_source
-
-
-def run(*words: object) -> int:
-    """The program's exit code."""
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    code = ended.value.code
-    assert isinstance(code, int)
-    return code
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from polyneuron.cli.main import main
 from polyneuron.io.ncf_reader import read_ncf
 from polyneuron.synth.shapes import SHAPES
+from tests.support.program import run
 
 SMALL = (
     "--layers", "1", "--d-model", "64", "--d-ff", "96", "--heads", "2", "--kv-heads", "1",
@@ -14,15 +14,6 @@ SMALL = (
 )  # fmt: skip
 
 Captured = pytest.CaptureFixture[str]
-
-
-def run(*words: object) -> int:
-    """The program's exit code."""
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    code = ended.value.code
-    assert isinstance(code, int)
-    return code
 
 
 def refusal(capsys: Captured, *words: object) -> str:
