@@ -57,10 +57,6 @@ class MemoryCgroup:
         name = "memory.oom_control" if self.is_v1 else "memory.events"
         return self._fields(name)["oom_kill"]
 
-    def major_faults(self) -> int:
-        """Page faults that had to read the disk."""
-        return self._fields("memory.stat")["total_pgmajfault" if self.is_v1 else "pgmajfault"]
-
     def _fields(self, name: str) -> dict[str, int]:
         lines = (self.folder / name).read_text().splitlines()
         return {key: int(value) for key, value in (line.split() for line in lines)}

@@ -216,11 +216,6 @@ class BundlePlan:
         pinned = len(hot) * rows.num_neurons * rows.slot_bytes
         return len(resident) * rows.decide_bytes + pinned + self.cold_slots * rows.slot_bytes
 
-    @property
-    def layer_bytes(self) -> int:
-        """A layer in the file."""
-        return self.rows.num_neurons * self.rows.bundle_bytes
-
     def is_streamed(self, layer: int, phase: Phase) -> bool:
         """Whether a layer's bundles pass through the stage in that phase."""
         rows_are = self.layers[layer].rows_are

@@ -332,15 +332,6 @@ def _board_parts(
     return max_ops, parts
 
 
-def resolve_residency(
-    manifest: NcfManifest, residency: Residency | None, num_layers: int
-) -> Residency:
-    """All layers unless told otherwise."""
-    resolved = residency or Residency(num_layers)
-    assert manifest.layout is Layout.BUNDLES or resolved.cold_slots == 0
-    return resolved
-
-
 def plan_layout(
     manifest: NcfManifest,
     spec: ModelSpec,
@@ -351,7 +342,8 @@ def plan_layout(
 
     Nothing is allocated. Of a file in tiles, layers are resident or streamed as a whole.
     """
-    residency = resolve_residency(manifest, residency, spec.num_layers)
+    residency = residency or Residency(spec.num_layers)
+    assert manifest.layout is Layout.BUNDLES or residency.cold_slots == 0
     rows = neuron_rows(manifest) if manifest.layout is Layout.BUNDLES else None
     allocator = _Allocator()
     max_ops, boards = _board_parts(spec, rows, residency)
