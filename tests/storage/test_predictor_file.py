@@ -1,0 +1,85 @@
+"""Predictors are read as they were written, and refused with another model or when damaged."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polyneuron.errors import ChecksumError, ConfigError, FormatError
+from polyneuron.io.ncf_reader import read_ncf
+from polyneuron.io.predictor_file import (
+    LayerPredictor,
+    PredictorInfo,
+    PredictorInput,
+    predictor_path,
+    read_predictors,
+    write_predictors,
+)
+from polyneuron.kernels.quant import StorageType, pack_tiles_from_f32
+from tests.support.tiny_ncf import stored
+
+SHAPE = (96, 64)  # d_ff, d_model
+RANKS = (32, 0)
+INFO = PredictorInfo(
+    "low-rank", PredictorInput.ATTENTION, False, StorageType.Q8, StorageType.Q4, {"recall": 0.97}
+)
+
+
+def _layers() -> list[LayerPredictor]:
+    rng = np.random.default_rng(1)
+    layers = []
+    for rank in RANKS:
+        fc1 = rng.standard_normal((rank, SHAPE[1]), np.float32) if rank else None
+        fc2 = rng.standard_normal((SHAPE[0], rank or SHAPE[1]), np.float32)
+        layers.append(LayerPredictor(fc1, fc2, rng.standard_normal(SHAPE[0], np.float32)))
+    return layers
+
+
+def _write(folder: Path, key: str = "a" * 64) -> Path:
+    path = predictor_path(folder / "tiny.ncf")
+    write_predictors(path, key, INFO, RANKS, _layers(), SHAPE)
+    return path
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = _write(tmp_path)
+    found = read_predictors(path, "a" * 64, len(RANKS), SHAPE)
+    assert path.name == "tiny.predictors"
+    assert found.info == INFO
+    assert found.ranks == RANKS
+    read_ncf(path).check_all()
+    for index, layer in enumerate(_layers()):
+        fc2 = stored(read_ncf(path), f"blk.{index}.predictor.fc2")
+        assert np.array_equal(fc2, pack_tiles_from_f32(StorageType.Q4, layer.fc2))
+        threshold = stored(read_ncf(path), f"blk.{index}.predictor.threshold").view(np.float32)
+        assert np.array_equal(threshold[: SHAPE[0]], layer.threshold)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [path.name]
+
+
+def test_another_models_are_refused(tmp_path: Path) -> None:
+    path = _write(tmp_path)
+    with pytest.raises(ConfigError, match=r"tiny\.predictors: .*another model.*profile"):
+        read_predictors(path, "b" * 64, len(RANKS), SHAPE)
+
+
+@pytest.mark.parametrize(("layers", "shape"), [(3, SHAPE), (2, (128, 64)), (2, (96, 32))])
+def test_another_shape_is_refused(tmp_path: Path, layers: int, shape: tuple[int, int]) -> None:
+    path = _write(tmp_path)
+    with pytest.raises(FormatError, match=r"tiny\.predictors"):
+        read_predictors(path, "a" * 64, layers, shape)
+
+
+def test_damage_is_noticed(tmp_path: Path) -> None:
+    path = _write(tmp_path)
+    raw = bytearray(path.read_bytes())
+    raw[-5000] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(ChecksumError, match=r"section predictors"):
+        read_ncf(path).check_all()
+
+
+def test_a_model_file_is_no_predictor_file(tmp_path: Path) -> None:
+    path = tmp_path / "other.predictors"
+    path.write_bytes(b"NCF?" * 100)
+    with pytest.raises(FormatError, match=r"other\.predictors"):
+        read_predictors(path, "a" * 64, len(RANKS), SHAPE)
