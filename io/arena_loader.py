@@ -27,10 +27,14 @@ def read_all(path: Path, reads: Reads, arena: Arena, progress: Callable[[int], N
     with open_device(path) as device:
         if weights := [read for read in reads if isinstance(read, WeightRead)]:
             reports.append(read_weights(device, weights, arena, count))
-        if sections := [read for read in reads if isinstance(read, SectionRead)]:
+        if sections := [read for read in reads if isinstance(read, SectionRead) and not read.path]:
             reports.append(read_sections(device, sections, arena, count))
         if bundles := [read for read in reads if isinstance(read, BundleRead)]:
             reports.append(read_bundles(device, bundles, arena, count))
+    for read in reads:
+        if isinstance(read, SectionRead) and read.path:
+            with open_device(read.path) as device:
+                reports.append(read_sections(device, [read], arena, count))
     lossy = {name: error for report in reports for name, error in report.lossy.items()}
     is_direct = all(report.is_direct for report in reports)
     return ReadReport(sum(report.num_bytes for report in reports), is_direct, lossy)

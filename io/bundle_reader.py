@@ -30,6 +30,24 @@ SLOT_MASK = 0xFFFFFF  # a slot without SLOT_LATE
 Bytes = NDArray[np.uint8]
 
 
+@dataclass(frozen=True, slots=True)
+class SlotRun:
+    """Neurons of a layer whose rows go to slots: bytes of a bundle from `read_begin` on."""
+
+    neurons: range
+    offset: int
+    """Of the first neuron's slot; of a cache's first slot."""
+    read_begin: int
+    slot_bytes: int
+
+    def share(self, neurons: range, bundles: Bytes) -> tuple[range, Bytes]:
+        """Which of some bundles are of this run, and what of them goes to the slots."""
+        first = max(self.neurons.start, neurons.start)
+        mine = range(first, max(first, min(self.neurons.stop, neurons.stop)))
+        rows = bundles[mine.start - neurons.start : mine.stop - neurons.start]
+        return mine, rows[:, self.read_begin : self.read_begin + self.slot_bytes]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleRead:
     """One layer to be brought to the arena; offsets in the arena, 0 for none."""
@@ -39,20 +57,17 @@ class BundleRead:
     decide_type: StorageType
     decide_row: int
     """In a bundle."""
+    num_tiled: int
+    """Neurons, from the first on, whose deciding rows go to `tiles_offset` as tiles."""
     tiles_offset: int
-    """Where the deciding rows go, as tiles."""
-    read_begin: int
-    slot_bytes: int
-    """A slot takes so many bytes of a bundle from `read_begin` on."""
-    rows_offset: int = 0
-    """Where the other rows go when all of them stay: slots in the order of neurons."""
+    pinned: tuple[SlotRun, ...] = ()
+    """Neurons that stay."""
+    warm: SlotRun | None = None
+    """Neurons that fill the neuron cache: they are read in passing anyway."""
     cache_offset: int = 0
     """The neuron cache, when the layer's rows are cached."""
-    slots_offset: int = 0
     first_neuron: int = 0
     """The layer's first neuron, as the cache counts them."""
-    num_warm: int = 0
-    """Neurons from the first on that fill the cache: they are read in passing anyway."""
 
     @property
     def file_bytes(self) -> int:
@@ -122,15 +137,18 @@ def _place(read: BundleRead, neurons: range, view: Bytes, arena: Arena) -> None:
     shape = read.section.bundles
     assert shape is not None
     bundles = view[: len(neurons) * shape.bundle_bytes].reshape(len(neurons), shape.bundle_bytes)
-    _pack_deciding(read, neurons, bundles, arena)
-    slots = bundles[:, read.read_begin : read.read_begin + read.slot_bytes]
-    if read.rows_offset:
-        place = read.rows_offset + neurons.start * read.slot_bytes
-        arena.view(place, slots.shape, np.uint8)[:] = slots
-        return
-    warm = min(len(neurons), read.num_warm - neurons.start)
-    if warm > 0:
-        _warm(read, range(neurons.start, neurons.start + warm), slots[:warm], arena)
+    tiled = range(neurons.start, min(neurons.stop, read.num_tiled))
+    if tiled:
+        _pack_deciding(read, tiled, bundles[: len(tiled)], arena)
+    for run in read.pinned:
+        mine, slots = run.share(neurons, bundles)
+        place = run.offset + (mine.start - run.neurons.start) * run.slot_bytes
+        if mine:
+            arena.view(place, slots.shape, np.uint8)[:] = slots
+    if read.warm:
+        mine, slots = read.warm.share(neurons, bundles)
+        if mine:
+            _warm(read, read.warm, mine, slots, arena)
 
 
 def _pack_deciding(read: BundleRead, neurons: range, bundles: Bytes, arena: Arena) -> None:
@@ -141,7 +159,7 @@ def _pack_deciding(read: BundleRead, neurons: range, bundles: Bytes, arena: Aren
     pack_tiles_from_rows(read.decide_type, bundles[:, read.decide_row :], read.cols, tiles)
 
 
-def _warm(read: BundleRead, neurons: range, rows: Bytes, arena: Arena) -> None:
+def _warm(read: BundleRead, run: SlotRun, neurons: range, rows: Bytes, arena: Arena) -> None:
     """Admit neurons whose rows are at hand."""
     cache = NeuronCache(arena.address + read.cache_offset)
     ids = np.arange(neurons.start, neurons.stop, dtype=np.uint32) + read.first_neuron
@@ -149,8 +167,7 @@ def _warm(read: BundleRead, neurons: range, rows: Bytes, arena: Arena) -> None:
         use = cache.use(neurons.start, ids)
     assert use is not None  # nothing else is in use yet
     slots = use.slots & SLOT_MASK
-    num_slots = int(slots.max()) + 1
-    view = arena.view(read.slots_offset, (num_slots, read.slot_bytes), np.uint8)
+    view = arena.view(run.offset, (int(slots.max()) + 1, run.slot_bytes), np.uint8)
     view[slots] = rows
     for neuron in ids:
         cache.landed(int(neuron))

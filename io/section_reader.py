@@ -32,6 +32,8 @@ class SectionRead:
 
     section: NcfSection
     offset: int
+    path: Path | None = None
+    """Of the file it lies in; None: the model's."""
 
     @property
     def file_bytes(self) -> int:

@@ -34,7 +34,7 @@ class Unit(IntEnum):
 
 
 class OpKind(IntEnum):
-    """What an op does; the fields each reads are told in `program.c` and `neuron_ops.c`."""
+    """What an op does; the fields each reads are told in `program.c` and `neuron_*.c`."""
 
     EMBED = 1
     NORM = 2
@@ -48,6 +48,8 @@ class OpKind(IntEnum):
     MERGE = 10
     ROWS_UP = 11
     ROWS_DOWN = 12
+    PREDICT = 13
+    AWAIT_ROWS = 14
 
 
 class OpFlag(IntEnum):
@@ -62,6 +64,9 @@ class OpFlag(IntEnum):
     ALL_NEURONS = 64
     FIRST_ROWS = 128
     LAST_ROWS = 256
+    PREDICTED = 512
+    RELU = 1024
+    FORGET = 2048
 
 
 class StepFlag(IntEnum):

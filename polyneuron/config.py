@@ -30,6 +30,8 @@ class FeedForwardMode(StrEnum):
     """Every neuron."""
     EXACT = "exact"
     """Every gate; up and down of the neurons whose gate is not zero: the same result."""
+    PREDICTED = "predicted"
+    """The neurons a predictor names, and the hot ones; those it misses are lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,15 @@ class EngineConfig:
     """At most this share of the feed-forward layers in memory, 0 to 1; None: all that fit."""
     mode: FeedForwardMode = FeedForwardMode.AUTO
     """What feed-forward blocks compute; its name as a string will do."""
+    hot_clusters: int = 0
+    """Predicted mode: clusters of each layer, from the first on, that are computed without being
+    predicted; the hottest ones in a file that is ordered by hotness."""
+    lookahead: bool = True
+    """Predicted mode: order missing rows before attention is computed, not after it."""
+    matrix_barrier: bool = False
+    """Predicted mode: compute no cluster before the rows of all have landed; to compare with."""
+    keep_neurons: bool = True
+    """Predicted mode: whether the neuron cache keeps rows for later tokens; no: to compare with."""
     trace: bool = False
     """Keep trace records of every op."""
     deterministic: bool = False
@@ -65,9 +76,10 @@ class EngineConfig:
         object.__setattr__(self, "mode", _mode_of(self.mode))
         if self.ffn_resident is not None and not 0 <= self.ffn_resident <= 1:
             raise ConfigError(f"ffn_resident is {self.ffn_resident}: must be 0 to 1, or None")
-        for name in ("num_ctx", "num_workers"):
+        for name in ("num_ctx", "num_workers", "hot_clusters"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}: must be 0 (automatic) or more")
+                what = "0 or more" if name == "hot_clusters" else "0 (automatic) or more"
+                raise ConfigError(f"{name} is {getattr(self, name)}: must be {what}")
         for name in ("max_tokens", "max_sequences", "max_requests", "max_logit_rows"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: must be at least 1")

@@ -254,6 +254,10 @@ static int wait_for_layer(struct walker *w, const struct step_op *op) {
     return 0;
 }
 
+static int waits_for_rows(const struct step_op *op) {
+    return op->kind == OP_LATE_CLUSTERS || op->kind == OP_AWAIT_ROWS;
+}
+
 /* Wait until the rows of late clusters [first, last) have landed: 0, or -1 when one of them failed
  * or the step is over. */
 static int wait_for_rows(struct walker *w, const struct step_op *op, uint32_t first,
@@ -281,10 +285,10 @@ static int wait_for_rows(struct walker *w, const struct step_op *op, uint32_t fi
     return 0;
 }
 
-/* Small ops by single units; big ones in about eight claims an executor. Late clusters one by one:
- * another one's rows may have landed. */
+/* Small ops by single units; big ones in about eight claims an executor. Clusters whose rows are
+ * waited for one by one: another one's rows may have landed. */
 static uint32_t claim_chunk(const struct walker *w, const struct step_op *op, uint32_t num_units) {
-    if (op->kind == OP_LATE_CLUSTERS)
+    if (waits_for_rows(op))
         return 1;
     uint32_t parties = w->step.num_parties[op->unit];
     uint32_t chunk = num_units / (8 * (parties ? parties : 1));
@@ -331,7 +335,7 @@ static int walk_op(struct walker *w, const struct step_op *ops, uint32_t index) 
             break;
         uint32_t last = num_units - first > chunk ? first + chunk : num_units;
         if ((w->step.flags & STEP_DRY) == 0) {
-            if (op->kind == OP_LATE_CLUSTERS && wait_for_rows(w, op, first, last) != 0)
+            if (waits_for_rows(op) && wait_for_rows(w, op, first, last) != 0)
                 return -1;
             op_run(w->base, op, &w->step, w->record, first, last);
         }

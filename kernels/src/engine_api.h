@@ -21,7 +21,12 @@ enum op_kind {
     OP_MERGE = 10,        /* partial sums of all clusters -> residual stream */
     /* For many tokens: */
     OP_ROWS_UP = 11,      /* gate, up and activation of a run of neurons -> f32, a unit a tile */
-    OP_ROWS_DOWN = 12     /* down of the same run, cluster by cluster -> total, a unit a token */
+    OP_ROWS_DOWN = 12,    /* down of the same run, cluster by cluster -> total, a unit a token */
+    /* Predicted mode, for a few tokens, before OP_CLUSTERS with OPF_PREDICTED: */
+    OP_PREDICT = 13,      /* scores of a cluster's neurons; what is predicted is looked up and,
+                             where it is missing, ordered; a unit a cluster */
+    OP_AWAIT_ROWS = 14    /* wait for all that was ordered: the barrier that a pipeline without
+                             clusters has, a unit a cluster */
 };
 
 enum op_flag {
@@ -33,7 +38,10 @@ enum op_flag {
     OPF_GATE_TILES = 32,  /* rows: the deciding row comes from resident tiles, not from the rows */
     OPF_ALL_NEURONS = 64, /* rows: every neuron is computed, active or not */
     OPF_FIRST_ROWS = 128, /* rows down: the first run of a layer: total begins at zero */
-    OPF_LAST_ROWS = 256   /* rows down: the last one: total goes to the residual stream */
+    OPF_LAST_ROWS = 256,  /* rows down: the last one: total goes to the residual stream */
+    OPF_PREDICTED = 512,  /* clusters: OP_PREDICT listed the neurons; gates lie in their rows */
+    OPF_RELU = 1024,      /* quantise: negative values become zero first */
+    OPF_FORGET = 2048     /* merge: the cache keeps nothing for the next layer */
 };
 
 enum step_flag { STEP_TRACE = 1, STEP_DRY = 2 /* claims and waits only, no kernel */ };
@@ -60,7 +68,7 @@ struct step_op {
     uint64_t out_acts_stride; /* bytes a token */
     uint64_t weight;
     uint64_t up_weight;
-    uint64_t bias;            /* f32 (rows); for OP_ROPE_KV the q norm */
+    uint64_t bias;            /* f32 (rows); for OP_ROPE_KV the q norm, for OP_PREDICT thresholds */
     uint64_t up_bias;         /* for OP_ROPE_KV the k norm */
     uint64_t kv;              /* this layer's KV blocks */
     uint64_t rope;            /* (positions, rotary_dim) f32: cos half, then sin half */
@@ -111,11 +119,12 @@ struct cluster_work {
  * nothing; a step that is computed again is counted again. */
 struct layer_activity {
     uint64_t tokens;
-    uint64_t gated;           /* neurons whose deciding value was above zero */
+    uint64_t gated;           /* neurons whose deciding value was computed and above zero */
     uint64_t active;          /* neurons whose coefficient was not zero: their down rows were
                                  added; with OPF_ALL_NEURONS every neuron */
     uint64_t stall_ns;        /* executors' time waiting for rows */
-    uint64_t reserved[4];
+    uint64_t predicted;       /* neurons that a predictor named */
+    uint64_t reserved[3];
 };
 
 /* One executor's place in the arena, 128 bytes. */

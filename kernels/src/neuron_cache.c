@@ -245,6 +245,11 @@ uint32_t neuron_cache_state(const void *base, uint32_t neuron) {
     return state_in(word_of(base, neuron));
 }
 
+int neuron_cache_has(const void *base, uint32_t neuron) {
+    uint32_t state = neuron_cache_state(base, neuron);
+    return state != NEURON_ABSENT && state != NEURON_LOADING;
+}
+
 uint32_t neuron_cache_slot(const void *base, uint32_t neuron) {
     return slot_in(word_of(base, neuron));
 }

@@ -102,7 +102,13 @@ uint32_t neuron_cache_resize(void *cache, uint32_t epoch, uint32_t hot_slots, ui
 /* Slots that the last resize could not free yet. Needs no lock. */
 uint32_t neuron_cache_pending(const void *cache);
 
-/* Lock-free look at one neuron. */
+/* Locked. Every cold neuron that is not loading leaves its slot, as if nothing had been kept since
+ * `epoch` began: what a run without a cache reads. */
+void neuron_cache_forget(void *cache, uint32_t epoch);
+
+/* Lock-free look at one neuron; has: its bytes are here, and what the caller reads of them after
+ * this are they. */
+int neuron_cache_has(const void *cache, uint32_t neuron);
 uint32_t neuron_cache_state(const void *cache, uint32_t neuron);
 uint32_t neuron_cache_slot(const void *cache, uint32_t neuron);
 void neuron_cache_get_counters(const void *cache, struct neuron_cache_counters *counters);

@@ -61,6 +61,18 @@ void drop_going(struct neuron_cache *cache) {
     }
 }
 
+void neuron_cache_forget(void *base, uint32_t epoch) {
+    struct neuron_cache *cache = base;
+    begin_epoch(cache, epoch);
+    for (uint32_t slot = cache->hot_slots; slot < cache->num_slots; slot++) {
+        uint32_t owner = owner_of(cache, slot);
+        if (owner == NO_NEURON || owner == SLOT_VACATED)
+            continue;
+        if (state_in(load_word(entry_in(cache, slot))) != NEURON_LOADING)
+            evict(cache, slot);
+    }
+}
+
 static void join_going(struct neuron_cache *cache, uint32_t slot) {
     list_append(cache, LIST_GOING, slot);
     cache->num_going++;

@@ -41,6 +41,8 @@ uint32_t op_num_units(const struct step_op *op, const struct step_params *step) 
     case OP_LATE_CLUSTERS:
     case OP_MERGE:
     case OP_ROWS_UP:
+    case OP_PREDICT:
+    case OP_AWAIT_ROWS:
         return neuron_op_units(op, step);
     default:
         return rows;
@@ -181,9 +183,12 @@ static void run_norm(void *base, const struct step_op *op, const struct step_par
 }
 
 static void run_quantize(void *base, const struct step_op *op, uint32_t first, uint32_t last) {
-    for (uint32_t t = first; t < last; t++)
-        quantize_acts(at(base, op->out_acts + t * op->out_acts_stride),
-                      at(base, op->in + t * op->in_stride), op->cols);
+    for (uint32_t t = first; t < last; t++) {
+        float *x = at(base, op->in + t * op->in_stride);
+        for (uint32_t i = 0; op->flags & OPF_RELU && i < op->cols; i++)
+            x[i] = x[i] > 0.0f ? x[i] : 0.0f;
+        quantize_acts(at(base, op->out_acts + t * op->out_acts_stride), x, op->cols);
+    }
 }
 
 static const int32_t *block_table(void *base, const struct step_params *step, uint32_t token) {
@@ -277,6 +282,8 @@ void op_run(void *base, const struct step_op *op, const struct step_params *step
     case OP_MERGE:
     case OP_ROWS_UP:
     case OP_ROWS_DOWN:
+    case OP_PREDICT:
+    case OP_AWAIT_ROWS:
         neuron_op_run(base, op, step, executor, first, last);
         break;
     default:

@@ -14,6 +14,7 @@ from polyneuron.config import (
 )
 from polyneuron.errors import ConfigError
 from polyneuron.io.ncf_format import Layout
+from polyneuron.io.predictor_file import PredictorFile
 from polyneuron.kernels.arena import MAX_EXECUTORS
 from polyneuron.model.spec import ModelSpec
 from polyneuron.planning.bundles import NeuronRows, Residency, choose_residency, neuron_rows
@@ -185,7 +186,8 @@ def fit(source: ModelSource, config: EngineConfig, limit_bytes: int, private_byt
     """
     config = replace(config, mode=source.resolve_mode(config.mode))
     room = int(limit_bytes * (1 - HEADROOM_SHARE)) - private_bytes
-    planner = _Planner(source, config, room)
+    predicted = config.mode is FeedForwardMode.PREDICTED
+    planner = _Planner(source, config, room, source.predictors() if predicted else None)
     residency = planner.most_bundles() if planner.rows else planner.most_layers()
     if residency is None:
         least = planner.least_bytes() + private_bytes
@@ -225,6 +227,7 @@ class _Planner:
     source: ModelSource
     config: EngineConfig
     room: int
+    predictors: PredictorFile | None = None
 
     @property
     def rows(self) -> NeuronRows | None:
@@ -243,7 +246,10 @@ class _Planner:
         return sum(section.num_bytes for section in self.source.manifest.sections[1:])
 
     def layout(self, residency: Residency) -> ArenaLayout:
-        return plan_layout(self.source.manifest, self.source.spec, self.config, residency)
+        source = self.source
+        return plan_layout(
+            source.manifest, source.spec, self.config, residency, self.predictors
+        )  # fmt: skip
 
     def num_bytes(self, residency: Residency) -> int:
         return self.layout(residency).num_bytes
@@ -253,6 +259,8 @@ class _Planner:
 
     def least_bytes(self) -> int:
         """The smallest arena: a model of a layer or two takes less than its stage buffers."""
+        if self.config.mode is FeedForwardMode.PREDICTED:
+            return self.num_bytes(self._least)
         return min(self.num_bytes(Residency(num)) for num in (0, self._most_whole()))
 
     def _most_whole(self) -> int:
@@ -274,24 +282,45 @@ class _Planner:
             low = most  # without streamed layers there are no stage buffers
         return Residency(low) if low >= 0 else None
 
-    def most_bundles(self) -> Residency | None:
-        """Everything, or as many deciding rows and then as many cold slots as there is room for."""
-        rows, share = self.rows, self.config.ffn_resident
+    @property
+    def _least(self) -> Residency:
+        """Of a file in bundles, the least that can run."""
+        rows = self.rows
         assert rows is not None
-        if (share is None or share >= 1) and self.fits(Residency(self.num_layers)):
-            return Residency(self.num_layers)
-        if not self.fits(Residency(0)):
+        if self.config.mode is FeedForwardMode.PREDICTED:
+            return Residency(self.num_layers, rows.num_neurons)
+        return Residency(0)
+
+    def _choose(self, room: int) -> Residency:
+        rows = self.rows
+        assert rows is not None
+        return choose_residency(
+            rows, self.config.mode, self.num_layers, room, self.config.hot_clusters
+        )  # fmt: skip
+
+    def most_bundles(self) -> Residency | None:
+        """Everything, or as many deciding rows and then as many cold slots as there is room for.
+
+        In predicted mode everything, or the hot clusters and then slots of whole bundles.
+        """
+        share, least = self.config.ffn_resident, self._least
+        everything = self._choose(1 << 62)
+        if (share is None or share >= 1) and self.fits(everything):
+            return everything
+        if not self.fits(least):
             return None
-        room = self.room - self.num_bytes(Residency(0))
+        bundles = self.layout(least).bundles
+        assert bundles is not None
+        room = self.room - self.num_bytes(least) + bundles.resident_bytes
         if share is not None:
             room = min(room, int(share * self.ffn_bytes))
-        return self._shrunk(choose_residency(rows, self.config.mode, self.num_layers, room), room)
+        return self._shrunk(self._choose(room), room)
 
     def _shrunk(self, residency: Residency, room: int) -> Residency:
         """The same with what the cache's own lists take, which is known only with its size."""
         rows = self.rows
         assert rows is not None
-        while (over := self.num_bytes(residency) - self.room) > 0:
+        while (over := self.num_bytes(residency) - self.room) > 0 and residency != self._least:
             room -= max(over, rows.slot_bytes)
-            residency = choose_residency(rows, self.config.mode, self.num_layers, room)
+            residency = self._choose(room)
         return residency

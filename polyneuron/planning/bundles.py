@@ -8,7 +8,7 @@ needed lately (cached). A streamed layer passes through the stage buffers piece 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -40,6 +40,13 @@ class RowsAre(StrEnum):
     HOT = "hot"
     CACHED = "cached"
     STREAMED = "streamed"
+    PREDICTED = "predicted"
+    """Hot clusters as in a hot layer; of the others whole bundles, all or in slots."""
+
+    @property
+    def passes_through(self) -> bool:
+        """Whether nothing of the layer stays."""
+        return self is RowsAre.STREAMED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,13 +108,17 @@ class NeuronRows:
         """The longest piece."""
         return round_up(min(self.piece_neurons, self.num_neurons) * self.bundle_bytes, PAGE_BYTES)
 
-    def pieces(self) -> list[range]:
-        """The neurons of each piece."""
+    def pieces(self, begin: int = 0) -> list[range]:
+        """The neurons of each piece, from neuron `begin` on."""
         step = self.piece_neurons
         return [
             range(first, min(first + step, self.num_neurons))
-            for first in range(0, self.num_neurons, step)
+            for first in range(begin, self.num_neurons, step)
         ]
+
+    def whole(self) -> NeuronRows:
+        """The same bundles in slots that hold the deciding row too."""
+        return replace(self, read_begin=0, slot_bytes=self.read_begin + self.slot_bytes)
 
 
 def neuron_rows(manifest: NcfManifest) -> NeuronRows:
@@ -163,10 +174,18 @@ class Residency:
     """Layers in memory: whole, or with their deciding rows when there are cold slots."""
     cold_slots: int = 0
     """Slots that the resident layers' other rows share; 0: those rows are all in memory."""
+    hot_clusters: int = 0
+    """Predicted mode: clusters of each layer that are not predicted."""
+
+
+def hot_bytes(rows: NeuronRows, hot_clusters: int) -> int:
+    """What a layer's hot clusters take: deciding rows as tiles, the other rows in slots."""
+    hot = min(hot_clusters * rows.cluster_neurons, rows.num_neurons)
+    return num_tiles(hot) * rows.decide_tile_bytes + hot * rows.slot_bytes
 
 
 def choose_residency(
-    rows: NeuronRows, mode: FeedForwardMode, num_layers: int, room: int
+    rows: NeuronRows, mode: FeedForwardMode, num_layers: int, room: int, hot_clusters: int = 0
 ) -> Residency:
     """What to keep in `room` bytes, when not everything fits.
 
@@ -175,6 +194,8 @@ def choose_residency(
     """
     if mode is FeedForwardMode.DENSE:
         return Residency(max(0, min(num_layers, room // rows.resident_bytes)))
+    if mode is FeedForwardMode.PREDICTED:
+        return _predicted_residency(rows, num_layers, room, hot_clusters)
     if room >= num_layers * rows.resident_bytes:
         return Residency(num_layers)
     least = rows.num_neurons * rows.slot_bytes
@@ -185,6 +206,19 @@ def choose_residency(
     return Residency(num_resident, min(slots, num_resident * rows.num_neurons))
 
 
+def _predicted_residency(
+    rows: NeuronRows, num_layers: int, room: int, hot_clusters: int
+) -> Residency:
+    """As many hot clusters as are wanted and have room, and slots in the rest."""
+    slot_bytes, wanted = rows.whole().slot_bytes, min(hot_clusters, rows.num_clusters)
+    least = rows.num_neurons * slot_bytes
+    while wanted and room - num_layers * hot_bytes(rows, wanted) < least:
+        wanted -= 1
+    cold = num_layers * max(0, rows.num_neurons - wanted * rows.cluster_neurons)
+    slots = max(least, room - num_layers * hot_bytes(rows, wanted)) // slot_bytes
+    return Residency(num_layers, 0 if slots >= cold else slots, wanted)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerRows:
     """One layer in the arena; offsets are 0 where nothing is."""
@@ -192,9 +226,11 @@ class LayerRows:
     section: NcfSection
     rows_are: RowsAre
     tiles_offset: int
-    """Of its deciding rows."""
+    """Of its deciding rows; in predicted mode of those of hot clusters."""
     rows_offset: int
-    """Of its pinned rows."""
+    """Of its pinned rows, without the deciding ones."""
+    cold_offset: int = 0
+    """Predicted mode: of the other clusters' pinned bundles."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,22 +242,46 @@ class BundlePlan:
     layers: tuple[LayerRows, ...]
     cold_slots: int
     slots_offset: int
+    hot_clusters: int = 0
+
+    @property
+    def cold(self) -> NeuronRows:
+        """The rows as slots of the neuron cache hold them."""
+        return self.rows.whole() if self.is_predicted else self.rows
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether neurons are named by a predictor."""
+        return self.mode is FeedForwardMode.PREDICTED
+
+    @property
+    def hot_neurons(self) -> int:
+        """Predicted mode: neurons of each layer, from the first on, that are not predicted."""
+        return min(self.hot_clusters * self.rows.cluster_neurons, self.rows.num_neurons)
 
     @property
     def resident_bytes(self) -> int:
         """Feed-forward bytes in memory."""
+        rows, slots = self.rows, self.cold_slots * self.cold.slot_bytes
+        if self.is_predicted:
+            pinned = sum(layer.cold_offset > 0 for layer in self.layers)
+            cold = (rows.num_neurons - self.hot_neurons) * self.cold.slot_bytes
+            return len(self.layers) * hot_bytes(rows, self.hot_clusters) + pinned * cold + slots
         resident = [layer for layer in self.layers if layer.rows_are is not RowsAre.STREAMED]
         hot = [layer for layer in resident if layer.rows_are is RowsAre.HOT]
-        rows = self.rows
         pinned = len(hot) * rows.num_neurons * rows.slot_bytes
-        return len(resident) * rows.decide_bytes + pinned + self.cold_slots * rows.slot_bytes
+        return len(resident) * rows.decide_bytes + pinned + slots
 
     def is_streamed(self, layer: int, phase: Phase) -> bool:
         """Whether a layer's bundles pass through the stage in that phase."""
-        rows_are = self.layers[layer].rows_are
+        place = self.layers[layer]
         if phase is Phase.PREFILL:  # a prompt activates nearly every neuron
-            return rows_are is not RowsAre.HOT
-        return rows_are is RowsAre.STREAMED
+            return place.rows_are is not RowsAre.HOT and not place.cold_offset
+        return place.rows_are is RowsAre.STREAMED
+
+    def pieces(self) -> list[range]:
+        """The neurons of a streamed layer that pass through the stage together."""
+        return self.rows.pieces(self.hot_neurons)
 
     def loads(self, phase: Phase) -> tuple[NcfSection, ...]:
         """What passes through the stage in one pass of a phase, piece by piece."""
@@ -229,13 +289,13 @@ class BundlePlan:
             _piece(self.layers[layer].section, self.rows, piece)
             for layer in range(len(self.layers))
             if self.is_streamed(layer, phase)
-            for piece in self.rows.pieces()
+            for piece in self.pieces()
         )
 
     def first_load(self, phase: Phase, layer: int) -> int:
         """The stream index of a streamed layer's first piece."""
         before = sum(self.is_streamed(index, phase) for index in range(layer))
-        return before * len(self.rows.pieces()) + 1
+        return before * len(self.pieces()) + 1
 
 
 def _piece(section: NcfSection, rows: NeuronRows, piece: range) -> NcfSection:

@@ -5,26 +5,22 @@ Regions follow DESIGN §3: `hot` has the resident layers, `stage` the buffers of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from polyneuron.config import EngineConfig, FeedForwardMode, Phase
-from polyneuron.io.ncf_format import LINE_BYTES, Layout, NcfManifest, NcfSection, round_up
-from polyneuron.kernels.arena import (
-    HEADER_BYTES,
-    PAGE_BYTES,
-    board_bytes,
-    neuron_reads_bytes,
-)
+from polyneuron.io.ncf_format import Layout, NcfManifest, NcfSection, round_up
+from polyneuron.io.predictor_file import PredictorFile
+from polyneuron.kernels.arena import board_bytes, neuron_reads_bytes
 from polyneuron.kernels.neuron_cache import neuron_cache_bytes
 from polyneuron.kernels.quant import KV_BLOCK_TOKENS, TILE_ROWS, StorageType, kv_block_bytes
 from polyneuron.model.spec import ModelSpec
+from polyneuron.planning.allocator import Allocator, Span
+from polyneuron.planning.bundle_places import NUM_BUFFERS, place_bundles
 from polyneuron.planning.bundles import (
     BundlePlan,
-    LayerRows,
     NeuronRows,
     Residency,
-    RowsAre,
     cluster_bytes,
     neuron_rows,
     ring_places,
@@ -32,7 +28,7 @@ from polyneuron.planning.bundles import (
 )
 
 ACT_BLOCK_BYTES = 40
-MAX_OPS_PER_LAYER = 16
+MAX_OPS_PER_LAYER = 20
 MAX_OPS_OUTSIDE = 8
 MAILBOX_HEAD_BYTES = 64
 TRACE_RECORD_BYTES = 64
@@ -40,8 +36,6 @@ STEP_OP_BYTES = 256
 TRACE_RECORDS = 1 << 14
 LAYER_STREAM_BYTES = 192
 LAYER_ACTIVITY_BYTES = 64
-NUM_BUFFERS = 3
-"""Stage buffers: one computed, one landed or landing, one landing."""
 REGIONS = (
     "boards", "inputs", "activations", "mailbox", "kv", "fixed", "hot", "cold", "stage",
     "scratch", "trace",
@@ -88,14 +82,6 @@ class SectionPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """A run of bytes."""
-
-    offset: int
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class ArenaLayout:
     """Offsets from the arena's base; strides in bytes a token."""
 
@@ -109,6 +95,8 @@ class ArenaLayout:
     """In the model's order; of a file in bundles the fixed one only."""
     bundles: BundlePlan | None
     """The layers of a file in bundles."""
+    predictors: PredictorFile | None
+    """In predicted mode; they lie at `fixed.predictors`, their tensors are among the weights."""
     num_kv_blocks: int
     kv_layer_bytes: int
     max_ops: int
@@ -133,8 +121,10 @@ class ArenaLayout:
         """Bytes of each section that is read before the first step, by its name."""
         sections = [place.section for place in self.resident]
         if self.bundles:
-            kept = [layer for layer in self.bundles.layers if layer.tiles_offset]
-            sections += [layer.section for layer in kept]
+            layers = self.bundles.layers
+            sections += [place.section for place in layers if not place.rows_are.passes_through]
+        if self.predictors:
+            sections.append(self.predictors.section)
         return {section.name: section.num_bytes for section in sections}
 
     def loads(self, phase: Phase) -> tuple[NcfSection, ...]:
@@ -159,38 +149,16 @@ class ArenaLayout:
         return sum(name.startswith("stage.") for name in self.spans)
 
 
-@dataclass(slots=True)
-class _Allocator:
-    """Hands out runs of one growing address space, in order."""
-
-    offset: int = HEADER_BYTES
-    spans: dict[str, Span] = field(default_factory=dict)
-
-    def take(self, name: str, num_bytes: int, align: int = LINE_BYTES) -> int:
-        self.offset = round_up(self.offset, align)
-        self.spans[name] = Span(self.offset, num_bytes)
-        self.offset += num_bytes
-        return self.spans[name].offset
-
-    def region(self, name: str, parts: Iterable[tuple[str, int]]) -> None:
-        """A page-aligned region of named parts."""
-        start = round_up(self.offset, PAGE_BYTES)
-        self.offset = start
-        for part, num_bytes in parts:
-            self.take(f"{name}.{part}", num_bytes)
-        self.offset = round_up(self.offset, PAGE_BYTES)
-        self.spans[name] = Span(start, self.offset - start)
-
-
 def num_executors(config: EngineConfig) -> int:
     """CPU workers first, then the NPU executor's threads."""
     return config.num_workers + config.num_npu_threads
 
 
-def _activation_strides(spec: ModelSpec) -> dict[str, int]:
+def _activation_strides(spec: ModelSpec, predictors: PredictorFile | None) -> dict[str, int]:
     width, hidden = round_up(spec.d_model, TILE_ROWS), round_up(spec.d_ff, TILE_ROWS)
     heads = round_up(spec.num_heads * spec.head_dim, TILE_ROWS)
     kv_heads = round_up(spec.num_kv_heads * spec.head_dim, TILE_ROWS)
+    rank = max(predictors.ranks) if predictors else 0
     return {
         "stream": 4 * width,
         "normed": 4 * width,
@@ -200,6 +168,8 @@ def _activation_strides(spec: ModelSpec) -> dict[str, int]:
         "attended_acts": act_bytes(heads),
         "hidden": 4 * hidden,
         "hidden_acts": act_bytes(hidden),
+        "predicted": 4 * rank,
+        "predicted_acts": act_bytes(rank),
         "logits": 4 * round_up(spec.vocab_size, TILE_ROWS),
     }
 
@@ -239,7 +209,7 @@ def _scratch_parts(
 
 
 def _place_sections(
-    allocator: _Allocator, manifest: NcfManifest, num_resident: int
+    allocator: Allocator, manifest: NcfManifest, num_resident: int
 ) -> tuple[SectionPlace, ...]:
     """Give every section its place: fixed, hot (resident layers), stage (the others)."""
     fixed, layers = manifest.sections[0], manifest.sections[1:]
@@ -260,37 +230,12 @@ def _place_sections(
     return tuple(places)
 
 
-def _place_bundles(
-    allocator: _Allocator,
-    manifest: NcfManifest,
-    rows: NeuronRows,
-    mode: FeedForwardMode,
-    residency: Residency,
-) -> BundlePlan:
-    """Give the layers of a file in bundles their places: hot, cold, stage."""
-    sections = manifest.sections[1:]
-    streamed = spread(len(sections), residency.num_resident)
-    pinned = 0 if residency.cold_slots else rows.num_neurons * rows.slot_bytes
-    resident = [i for i in range(len(sections)) if i not in streamed]
-    parts = [(f"tiles.{i}", rows.decide_bytes) for i in resident]
-    allocator.region("hot", parts + [(f"rows.{i}", pinned) for i in resident if pinned])
-    allocator.region("cold", [("slots", residency.cold_slots * rows.slot_bytes)])
-    needs_stage = streamed or residency.cold_slots
-    buffers = [(str(i), rows.piece_bytes) for i in range(NUM_BUFFERS if needs_stage else 0)]
-    allocator.region("stage", buffers)
-    layers = []
-    for index, section in enumerate(sections):
-        if index in streamed:
-            layers.append(LayerRows(section, RowsAre.STREAMED, 0, 0))
-            continue
-        tiles = allocator.spans[f"hot.tiles.{index}"].offset
-        if pinned:
-            offset = allocator.spans[f"hot.rows.{index}"].offset
-            layers.append(LayerRows(section, RowsAre.HOT, tiles, offset))
-        else:
-            layers.append(LayerRows(section, RowsAre.CACHED, tiles, 0))
-    slots = allocator.spans["cold.slots"].offset
-    return BundlePlan(rows, mode, tuple(layers), residency.cold_slots, slots)
+def _place_predictors(predictors: PredictorFile | None, offset: int) -> dict[str, WeightPlace]:
+    tensors = predictors.tensors if predictors else {}
+    return {
+        name: WeightPlace(t.storage, t.rows, t.cols, offset + t.offset, t.num_bytes)
+        for name, t in tensors.items()
+    }
 
 
 def _place_weights(
@@ -337,19 +282,22 @@ def plan_layout(
     spec: ModelSpec,
     config: EngineConfig,
     residency: Residency | None = None,
+    predictors: PredictorFile | None = None,
 ) -> ArenaLayout:
     """Lay out an arena with so much of the feed-forward weights (None: all) in it.
 
-    Nothing is allocated. Of a file in tiles, layers are resident or streamed as a whole.
+    Nothing is allocated. Of a file in tiles, layers are resident or streamed as a whole. Predicted
+    mode needs the predictors.
     """
+    assert (predictors is not None) == (config.mode is FeedForwardMode.PREDICTED)
     residency = residency or Residency(spec.num_layers)
     assert manifest.layout is Layout.BUNDLES or residency.cold_slots == 0
     rows = neuron_rows(manifest) if manifest.layout is Layout.BUNDLES else None
-    allocator = _Allocator()
+    allocator = Allocator()
     max_ops, boards = _board_parts(spec, rows, residency)
     allocator.region("boards", boards)
     allocator.region("inputs", _input_parts(config))
-    strides = _activation_strides(spec)
+    strides = _activation_strides(spec, predictors)
     allocator.region("activations", _activation_parts(strides, config, rows))
     mailbox = MAILBOX_HEAD_BYTES + 4 * config.num_ctx
     allocator.region("mailbox", [(str(i), mailbox) for i in range(config.max_requests)])
@@ -358,19 +306,23 @@ def plan_layout(
     allocator.region("kv", [("blocks", spec.num_layers * layer_bytes)])
     rope_bytes = 4 * config.num_ctx * spec.rope.rotary_dim
     fixed_bytes = manifest.sections[0].num_bytes
-    allocator.region("fixed", [("section", fixed_bytes), ("rope", rope_bytes)])
+    named = predictors.section.num_bytes if predictors else 0
+    fixed_parts = [("section", fixed_bytes), ("rope", rope_bytes), ("predictors", named)]
+    allocator.region("fixed", fixed_parts)
     sections: tuple[SectionPlace, ...]
     bundles = None
     if rows is not None:
         fixed = SectionPlace(manifest.sections[0], allocator.spans["fixed.section"].offset)
         sections = (fixed,)
-        bundles = _place_bundles(allocator, manifest, rows, config.mode, residency)
+        bundles = place_bundles(allocator, manifest, rows, config.mode, residency)
     else:
         sections = _place_sections(allocator, manifest, residency.num_resident)
     allocator.region("scratch", _scratch_parts(spec, config, rows))
     records = TRACE_RECORD_BYTES * TRACE_RECORDS if config.trace else 0
     allocator.region("trace", [(str(i), records) for i in range(num_executors(config))])
+    weights = _place_weights(manifest, sections)
+    weights |= _place_predictors(predictors, allocator.at("fixed.predictors"))
     return ArenaLayout(
-        config, allocator.spans, strides, _place_weights(manifest, sections), sections, bundles,
-        num_blocks, layer_bytes, max_ops, allocator.offset,
+        config, allocator.spans, strides, weights, sections, bundles, predictors, num_blocks,
+        layer_bytes, max_ops, allocator.offset,
     )  # fmt: skip

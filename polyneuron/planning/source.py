@@ -10,18 +10,24 @@ from typing import Any
 from polyneuron.config import FeedForwardMode
 from polyneuron.errors import ConfigError
 from polyneuron.io.arena_loader import Reads
-from polyneuron.io.bundle_reader import BundleRead
+from polyneuron.io.bundle_reader import BundleRead, SlotRun
 from polyneuron.io.file_kind import is_ncf
 from polyneuron.io.gguf_file import GgufHeader, check_supported, read_header
 from polyneuron.io.ncf_format import Layout, NcfManifest, NcfSource
 from polyneuron.io.ncf_reader import read_ncf
+from polyneuron.io.predictor_file import (
+    PredictorFile,
+    model_key,
+    predictor_path,
+    read_predictors,
+)
 from polyneuron.io.section_reader import SectionRead
 from polyneuron.io.weight_reader import WeightRead
 from polyneuron.model.architecture import describe
 from polyneuron.model.ncf_plan import SPARSE_KINDS, plan_gguf
 from polyneuron.model.ncf_spec import spec_of
 from polyneuron.model.spec import ModelSpec
-from polyneuron.planning.bundles import BundlePlan, RowsAre, neuron_rows
+from polyneuron.planning.bundles import BundlePlan, neuron_rows
 from polyneuron.planning.layout import ArenaLayout
 
 
@@ -55,15 +61,15 @@ class ModelSource:
         """Exact where the file is in bundles, unless told otherwise; ConfigError with the cure."""
         if self.manifest.layout is Layout.BUNDLES:
             return FeedForwardMode.EXACT if wanted is FeedForwardMode.AUTO else wanted
-        if wanted is not FeedForwardMode.EXACT:
+        if wanted not in (FeedForwardMode.EXACT, FeedForwardMode.PREDICTED):
             return FeedForwardMode.DENSE
         if not self.is_sparse:
             raise ConfigError(
-                f"--mode exact: {self.spec.feed_forward.name.lower()} activations are never "
+                f"--mode {wanted}: {self.spec.feed_forward.name.lower()} activations are never "
                 f"exactly zero, so nothing could be left out; use --mode dense"
             )
         raise ConfigError(
-            f"--mode exact: {self.path} keeps its feed-forward weights as tiles; convert its "
+            f"--mode {wanted}: {self.path} keeps its feed-forward weights as tiles; convert its "
             f"source with --layout bundles, or use --mode dense"
         )
 
@@ -71,14 +77,29 @@ class ModelSource:
         """The layout a GGUF is converted to before it runs; None: it runs as it is."""
         if self.can_stream:
             return None
-        if self.is_sparse and (wanted is FeedForwardMode.EXACT or streams):
+        sparse_modes = (FeedForwardMode.EXACT, FeedForwardMode.PREDICTED)
+        if self.is_sparse and (wanted in sparse_modes or streams):
             return Layout.TILES if wanted is FeedForwardMode.DENSE else Layout.BUNDLES
         return Layout.TILES if streams else None
+
+    def predictors(self) -> PredictorFile:
+        """The predictors beside the file; ConfigError with the cure when there are none for it."""
+        path = predictor_path(self.path)
+        if not path.exists():
+            raise ConfigError(
+                f"--mode predicted: no predictors at {path}; make them with polyneuron profile, "
+                f"or use --mode exact"
+            )
+        shape = (self.spec.d_ff, self.spec.d_model)
+        return read_predictors(path, model_key(self.manifest), self.spec.num_layers, shape)
 
     def reads(self, layout: ArenaLayout) -> Reads:
         """What must be read before the first step, and to where."""
         if self.header is None:
             sections = [SectionRead(place.section, place.offset) for place in layout.resident]
+            if found := layout.predictors:
+                offset = layout.at("fixed.predictors")
+                sections.append(SectionRead(found.section, offset, found.path))
             return [*sections, *(_bundle_reads(layout) if layout.bundles else [])]
         return [
             WeightRead(self.header.tensor(name), place.storage, place.offset, place.num_bytes)
@@ -109,23 +130,33 @@ def _bundle_reads(layout: ArenaLayout) -> list[BundleRead]:
     """The layers of a file in bundles that are resident; cached ones warm the cache evenly."""
     bundles = layout.bundles
     assert bundles is not None
-    cached = sum(layer.rows_are is RowsAre.CACHED for layer in bundles.layers)
-    warm = min(bundles.cold_slots // max(1, cached), bundles.rows.num_neurons)
-    return [
-        _bundle_read(layout, bundles, index, warm)
+    resident = [
+        (index, layer)
         for index, layer in enumerate(bundles.layers)
-        if layer.rows_are is not RowsAre.STREAMED
+        if not layer.rows_are.passes_through
     ]
+    num_warm = bundles.cold_slots // max(1, len(resident))
+    return [_bundle_read(layout, bundles, index, num_warm) for index, _ in resident]
 
 
-def _bundle_read(layout: ArenaLayout, bundles: BundlePlan, index: int, warm: int) -> BundleRead:
-    layer, rows = bundles.layers[index], bundles.rows
-    is_cached = layer.rows_are is RowsAre.CACHED
+def _bundle_read(layout: ArenaLayout, bundles: BundlePlan, index: int, num_warm: int) -> BundleRead:
+    layer, rows, cold = bundles.layers[index], bundles.rows, bundles.cold
+    hot = bundles.hot_neurons if bundles.is_predicted else 0
+    num_pinned = hot if bundles.is_predicted else rows.num_neurons
+    pinned = []
+    if layer.rows_offset:
+        run = range(num_pinned)
+        pinned.append(SlotRun(run, layer.rows_offset, rows.read_begin, rows.slot_bytes))
+    if layer.cold_offset:
+        run = range(hot, rows.num_neurons)
+        pinned.append(SlotRun(run, layer.cold_offset, cold.read_begin, cold.slot_bytes))
+    warm = range(hot, min(hot + num_warm, rows.num_neurons))
+    slots = SlotRun(warm, bundles.slots_offset, cold.read_begin, cold.slot_bytes)
     return BundleRead(
         section=layer.section, cols=rows.cols, decide_type=rows.decide_type,
-        decide_row=rows.decide_row, tiles_offset=layer.tiles_offset, read_begin=rows.read_begin,
-        slot_bytes=rows.slot_bytes, rows_offset=layer.rows_offset,
-        cache_offset=layout.at("boards.cache") if is_cached else 0,
-        slots_offset=bundles.slots_offset, first_neuron=index * rows.num_neurons,
-        num_warm=warm if is_cached else 0,
+        decide_row=rows.decide_row, tiles_offset=layer.tiles_offset,
+        num_tiled=hot if bundles.is_predicted else rows.num_neurons,
+        pinned=tuple(pinned), warm=slots if bundles.cold_slots else None,
+        cache_offset=layout.at("boards.cache") if bundles.cold_slots else 0,
+        first_neuron=index * rows.num_neurons,
     )  # fmt: skip

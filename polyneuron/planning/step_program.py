@@ -13,9 +13,11 @@ from typing import Any
 
 from polyneuron.config import Phase
 from polyneuron.io.ncf_format import round_up
+from polyneuron.io.predictor_file import PredictorFile, PredictorInput
 from polyneuron.kernels.arena import Arena, OpFlag, OpKind, Unit
 from polyneuron.model.spec import ModelSpec
 from polyneuron.planning.layout import ArenaLayout, WeightPlace
+from polyneuron.planning.predict_program import add_predictor, predictor_readers
 from polyneuron.planning.row_program import add_row_feed_forward
 
 QUANT_BLOCK = 32
@@ -93,6 +95,11 @@ class Compiler:
         has_npu = self.layout.config.num_npu_threads > 0
         return Unit.NPU if self.phase is Phase.PREFILL and has_npu else Unit.CPU
 
+    @property
+    def predictors(self) -> PredictorFile | None:
+        """Those of the model; prompts are computed without."""
+        return self.layout.predictors if self.phase is Phase.DECODE else None
+
     def add(self, *, together: bool = False, **values: Any) -> None:
         """Append an op that waits for all before it, or (together) for what the last one waits."""
         after = self.ops[-1].after if together else len(self.ops)
@@ -158,7 +165,9 @@ class Compiler:
         sizes = [4 * round_up(n * spec.head_dim, QUANT_BLOCK) for n in heads]
         base = self.layout.at("activations.qkv")
         starts = (base, base + sizes[0], base + sizes[0] + sizes[1])
-        self.norm(layer, f"{prefix}attn_norm.weight", places)
+        readers = places + predictor_readers(self, layer, PredictorInput.ATTENTION)
+        self.norm(layer, f"{prefix}attn_norm.weight", readers)
+        add_predictor(self, layer, PredictorInput.ATTENTION)
         stride = self.layout.strides["qkv"]
         if _stacked(places) and not any(biases):
             rows = sum(place.rows for place in places)

@@ -1,0 +1,306 @@
+/* Feed forward over neuron-major rows for a few tokens: clusters as tasks (PAPER §1.8). */
+#include <assert.h>
+#include <string.h>
+
+#include "blocks.h"
+#include "neuron_cache.h"
+#include "neuron_ops.h"
+#include "neuron_reads.h"
+
+#define ROOM_SLICE_NS 1000000ll
+#define ROOM_TIMEOUT_NS 60000000000ull /* longer than a reader waits for a device that hangs */
+
+/* One cluster of a decode op. */
+struct cluster {
+    struct cluster_work *work;
+    uint32_t index;          /* in its layer */
+    uint32_t first;          /* its first neuron, in its layer */
+    uint32_t num;
+    uint32_t *active;        /* neurons in their layer, ascending; room for all */
+    uint32_t *place;         /* where the rows of each are; SLOT_LATE while they are not */
+};
+
+static struct cluster cluster_of(void *base, const struct step_op *op, uint32_t unit) {
+    struct cluster c;
+    uint32_t clusters = num_clusters(op);
+    c.index = op->first_neuron / op->cluster_neurons + unit;
+    c.first = c.index * op->cluster_neurons;
+    uint32_t end = op->first_neuron + op->rows;
+    c.num = end - c.first < op->cluster_neurons ? end - c.first : op->cluster_neurons;
+    c.work = (struct cluster_work *)at(base, op->clusters) + c.index;
+    uint32_t *lists = at(base, op->clusters + clusters * sizeof(struct cluster_work));
+    c.active = lists + c.first;
+    c.place = lists + (size_t)clusters * op->cluster_neurons + c.first;
+    return c;
+}
+
+/* The values that decide (gate, or up where there is none) of a cluster -> hidden rows. */
+static void decide(void *base, const struct step_op *op, const struct step_params *step,
+                   const struct cluster *c) {
+    if (op->flags & OPF_GATE_TILES) {
+        size_t bytes = tile_bytes((int)op->weight_type, op->cols);
+        matmul_group(op, (int)op->weight_type, hidden_row(base, op, 0) + c->first,
+                     op->out_stride / sizeof(float),
+                     at(base, op->weight + c->first / TILE_ROWS * bytes),
+                     ceil_div(c->num, TILE_ROWS), input_row(base, op, 0), step->num_tokens);
+    } else {
+        uint64_t rows = op->up_weight + (uint64_t)(c->first - op->first_neuron) * op->row_stride;
+        for (uint32_t t = 0; t < step->num_tokens; t++)
+            dot_rows((int)op->weight_type, hidden_row(base, op, t) + c->first,
+                     at(base, rows + op->gate_row), op->row_stride, NULL, c->num, op->cols,
+                     input_row(base, op, t));
+    }
+    for (uint32_t t = 0; op->bias && t < step->num_tokens; t++)
+        add_f32(hidden_row(base, op, t) + c->first, (const float *)at(base, op->bias) + c->first,
+                c->num);
+}
+
+static void count_activity(uint64_t *counter, uint64_t num) {
+    __atomic_fetch_add(counter, num, __ATOMIC_RELAXED);
+}
+
+/* List the neurons whose hidden value is above zero for some token; all in dense mode. Returns for
+ * how many tokens they are, summed. */
+static uint32_t choose(void *base, const struct step_op *op, const struct step_params *step,
+                       const struct cluster *c) {
+    uint32_t num_active = 0, sum = 0;
+    for (uint32_t i = 0; i < c->num; i++) {
+        uint32_t on = 0; /* for how many of the tokens */
+        for (uint32_t t = 0; t < step->num_tokens; t++)
+            on += hidden_row(base, op, t)[c->first + i] > 0.0f;
+        sum += on;
+        c->active[num_active] = c->first + i;
+        num_active += on != 0 || (op->flags & OPF_ALL_NEURONS);
+    }
+    c->work->num_active = num_active;
+    c->work->num_late = 0;
+    struct layer_activity *activity = at(base, op->activity);
+    if (c->index == 0)
+        count_activity(&activity->tokens, step->num_tokens);
+    return sum;
+}
+
+/* Cache's lock held. Find rows and order what is missing; 0 when there are no slots for that. */
+static int use_rows(void *base, const struct step_op *op, const struct step_params *step,
+                    const struct cluster *c) {
+    void *cache = at(base, op->cache);
+    uint32_t neurons[MAX_CLUSTER_NEURONS], n = c->work->num_active;
+    struct neuron_miss misses[MAX_CLUSTER_NEURONS];
+    for (uint32_t i = 0; i < n; i++)
+        neurons[i] = op->layer * op->layer_neurons + c->active[i];
+    int num_misses = neuron_cache_use(cache, step->epoch + op->layer, neurons, n, c->place, misses);
+    if (num_misses > 0)
+        neuron_reads_push(base, op->reads, misses, (uint32_t)num_misses);
+    return num_misses >= 0;
+}
+
+/* What an aborted step ordered keeps its slots until it has landed. */
+static void wait_for_room(struct executor_record *executor, uint64_t end_ns) {
+    uint32_t never = 0;
+    assert(monotonic_ns() < end_ns && "the cold region holds every neuron of a layer");
+    __atomic_fetch_add(&executor->heartbeat, 1, __ATOMIC_RELAXED);
+    futex_wait(&never, 0, ROOM_SLICE_NS);
+}
+
+/* Find the rows of the active neurons; none of a step that is aborted before that. A holder of the
+ * lock that was lost keeps it: then the heartbeat stands. */
+static void find_rows(void *base, const struct step_op *op, const struct step_params *step,
+                      struct executor_record *executor, const struct cluster *c) {
+    uint64_t end_ns = monotonic_ns() + ROOM_TIMEOUT_NS;
+    int found = !op->cache;
+    for (uint32_t i = 0; found && i < c->work->num_active; i++)
+        c->place[i] = c->active[i] - op->first_neuron;
+    while (!found && !aborted(base)) {
+        if (neuron_cache_lock(at(base, op->cache), LOCK_SLICE_NS) != 0)
+            continue;
+        found = use_rows(base, op, step, c);
+        neuron_cache_unlock(at(base, op->cache));
+        if (!found)
+            wait_for_room(executor, end_ns);
+    }
+    if (!found)
+        c->work->num_active = 0;
+    for (uint32_t i = 0; i < c->work->num_active; i++)
+        c->work->num_late += (c->place[i] & SLOT_LATE) != 0;
+}
+
+/* Coefficients of the active neurons for one token: act(gate, up). */
+static void coefficients(void *base, const struct step_op *op, const struct cluster *c,
+                         uint32_t token, float *coef) {
+    float deciding[MAX_CLUSTER_NEURONS], up[MAX_CLUSTER_NEURONS];
+    uint32_t n = c->work->num_active;
+    const float *hidden = hidden_row(base, op, token);
+    for (uint32_t i = 0; i < n; i++)
+        deciding[i] = hidden[c->active[i]];
+    if (!has_gate(op)) {
+        feed_forward_act((int)op->activation, coef, NULL, deciding, n);
+        return;
+    }
+    dot_rows((int)op->up_type, up, at(base, op->up_weight + op->up_row), op->row_stride, c->place,
+             n, op->cols, input_row(base, op, token));
+    const float *bias = op->up_bias ? at(base, op->up_bias) : NULL;
+    for (uint32_t i = 0; bias && i < n; i++)
+        up[i] += bias[c->active[i]];
+    feed_forward_act((int)op->activation, coef, deciding, up, n);
+}
+
+/* Up and down of the active neurons, whose rows are all here -> the cluster's partial sums. */
+static void compute_active(void *base, const struct step_op *op, const struct step_params *step,
+                           const struct cluster *c) {
+    float coef[MAX_CLUSTER_NEURONS];
+    uint32_t place[MAX_CLUSTER_NEURONS], n = c->work->num_active;
+    uint64_t active = 0;
+    for (uint32_t i = 0; i < n; i++)
+        c->place[i] &= ~(uint32_t)SLOT_LATE;
+    for (uint32_t t = 0; n && t < step->num_tokens; t++) {
+        coefficients(base, op, c, t, coef);
+        memcpy(place, c->place, n * sizeof *place);
+        active += sum_down(base, op, partial_of(base, op, step, c->index, t), coef, place, n);
+    }
+    struct layer_activity *activity = at(base, op->activity);
+    count_activity(&activity->active, active);
+}
+
+/* Of a cluster's listed neurons, one token's predicted ones: their ids and places. */
+static uint32_t predicted_for(void *base, const struct step_op *op, const struct cluster *c,
+                              uint32_t token, uint32_t *neuron, uint32_t *place) {
+    const float *score = hidden_row(base, op, token);
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < c->work->num_active; i++) {
+        neuron[n] = c->active[i];
+        place[n] = c->place[i];
+        n += score[c->active[i]] > 0.0f;
+    }
+    return n;
+}
+
+static void add_bias_of(void *base, uint64_t bias, const uint32_t *neuron, float *values,
+                        uint32_t n) {
+    for (uint32_t i = 0; bias && i < n; i++)
+        values[i] += ((const float *)at(base, bias))[neuron[i]];
+}
+
+/* Keep the neurons whose gate is above zero. */
+static uint32_t keep_gated(float *gate, uint32_t *neuron, uint32_t *place, uint32_t n) {
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        gate[kept] = gate[i];
+        neuron[kept] = neuron[i];
+        place[kept] = place[i];
+        kept += gate[i] > 0.0f;
+    }
+    return kept;
+}
+
+/* Gates of one token's predicted neurons, then up and down where the gate is open -> its partial
+ * sum. What exact mode computes, but for neurons that the predictor missed. */
+static void compute_token(void *base, const struct step_op *op, const struct step_params *step,
+                          const struct cluster *c, uint32_t token) {
+    float gate[MAX_CLUSTER_NEURONS], up[MAX_CLUSTER_NEURONS], coef[MAX_CLUSTER_NEURONS];
+    uint32_t neuron[MAX_CLUSTER_NEURONS], place[MAX_CLUSTER_NEURONS];
+    struct layer_activity *activity = at(base, op->activity);
+    const char *rows = at(base, op->up_weight), *x = input_row(base, op, token);
+    uint32_t n = predicted_for(base, op, c, token, neuron, place);
+    if (n == 0) {
+        memset(partial_of(base, op, step, c->index, token), 0, op->cols * sizeof(float));
+        return;
+    }
+    dot_rows((int)op->weight_type, gate, rows + op->gate_row, op->row_stride, place, n, op->cols,
+             x);
+    add_bias_of(base, op->bias, neuron, gate, n);
+    n = keep_gated(gate, neuron, place, n);
+    count_activity(&activity->gated, n);
+    if (has_gate(op)) {
+        dot_rows((int)op->up_type, up, rows + op->up_row, op->row_stride, place, n, op->cols, x);
+        add_bias_of(base, op->up_bias, neuron, up, n);
+        feed_forward_act((int)op->activation, coef, gate, up, n);
+    } else {
+        feed_forward_act((int)op->activation, coef, NULL, gate, n);
+    }
+    n = sum_down(base, op, partial_of(base, op, step, c->index, token), coef, place, n);
+    count_activity(&activity->active, n);
+}
+
+static void compute_predicted(void *base, const struct step_op *op, const struct step_params *step,
+                              const struct cluster *c) {
+    for (uint32_t i = 0; i < c->work->num_active; i++)
+        c->place[i] &= ~(uint32_t)SLOT_LATE;
+    for (uint32_t t = 0; c->work->num_active && t < step->num_tokens; t++)
+        compute_token(base, op, step, c, t);
+}
+
+static void compute(void *base, const struct step_op *op, const struct step_params *step,
+                    const struct cluster *c) {
+    if (op->flags & OPF_PREDICTED)
+        compute_predicted(base, op, step, c);
+    else
+        compute_active(base, op, step, c);
+}
+
+/* Whether all rows of a cluster whose reads were ordered earlier have landed by now. */
+static int has_landed(void *base, const struct step_op *op, const struct cluster *c) {
+    for (uint32_t i = 0; i < c->work->num_active; i++) {
+        uint32_t neuron = op->layer * op->layer_neurons + c->active[i];
+        if (c->place[i] & SLOT_LATE && !neuron_cache_has(at(base, op->cache), neuron))
+            return 0;
+    }
+    return 1;
+}
+
+void run_predict(void *base, const struct step_op *op, const struct step_params *step,
+                 struct executor_record *executor, uint32_t first, uint32_t last) {
+    struct layer_activity *activity = at(base, op->activity);
+    for (uint32_t unit = first; unit < last; unit++) {
+        struct cluster c = cluster_of(base, op, unit);
+        size_t bytes = tile_bytes((int)op->weight_type, op->cols);
+        matmul_group(op, (int)op->weight_type, hidden_row(base, op, 0) + c.first,
+                     op->out_stride / sizeof(float),
+                     at(base, op->weight + c.first / TILE_ROWS * bytes),
+                     ceil_div(c.num, TILE_ROWS), input_row(base, op, 0), step->num_tokens);
+        const float *threshold = (const float *)at(base, op->bias) + c.first;
+        for (uint32_t t = 0; t < step->num_tokens; t++) {
+            float *score = hidden_row(base, op, t) + c.first;
+            for (uint32_t i = 0; i < c.num; i++)
+                score[i] -= threshold[i];
+        }
+        count_activity(&activity->predicted, choose(base, op, step, &c));
+        find_rows(base, op, step, executor, &c);
+    }
+}
+
+void run_clusters(void *base, const struct step_op *op, const struct step_params *step,
+                  struct executor_record *executor, uint32_t first, uint32_t last) {
+    struct layer_activity *activity = at(base, op->activity);
+    for (uint32_t unit = first; unit < last; unit++) {
+        struct cluster c = cluster_of(base, op, unit);
+        if (op->flags & OPF_PREDICTED) {
+            if (has_landed(base, op, &c))
+                c.work->num_late = 0;
+        } else {
+            decide(base, op, step, &c);
+            count_activity(&activity->gated, choose(base, op, step, &c));
+            find_rows(base, op, step, executor, &c);
+        }
+        if (c.work->num_late == 0)
+            compute(base, op, step, &c);
+    }
+}
+
+uint32_t late_neuron(void *base, const struct step_op *op, uint32_t unit, uint32_t *next) {
+    struct cluster c = cluster_of(base, op, unit);
+    if (c.work->num_late == 0)
+        return UINT32_MAX;
+    for (; *next < c.work->num_active; ++*next)
+        if (c.place[*next] & SLOT_LATE)
+            return op->layer * op->layer_neurons + c.active[(*next)++];
+    return UINT32_MAX;
+}
+
+void run_late_clusters(void *base, const struct step_op *op, const struct step_params *step,
+                       uint32_t first, uint32_t last) {
+    for (uint32_t unit = first; unit < last; unit++) {
+        struct cluster c = cluster_of(base, op, unit);
+        if (c.work->num_late != 0)
+            compute(base, op, step, &c);
+    }
+}

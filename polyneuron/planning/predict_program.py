@@ -1,0 +1,107 @@
+"""Predicted mode's ops of a decode step (DESIGN §10, PAPER §1.8): predict, order, compute.
+
+A predictor's first matrix and the rounding of its outputs stand where its input is at hand. Missing
+rows are ordered there too, so that they are read while attention is computed, or only before they
+are needed: the same neurons are named either way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from polyneuron.io.predictor_file import PredictorInput, tensor_name
+from polyneuron.kernels.arena import OpFlag, OpKind
+from polyneuron.planning.bundles import BundlePlan
+from polyneuron.planning.layout import WeightPlace
+from polyneuron.planning.neuron_runs import (
+    cache_fields,
+    cold_runs,
+    decode_fields,
+    extent,
+    hot_run,
+)
+
+if TYPE_CHECKING:
+    from polyneuron.planning.step_program import Compiler
+
+
+def predictor_readers(compiler: Compiler, layer: int, at: PredictorInput) -> list[WeightPlace]:
+    """The matrix of a layer's predictor that reads the normed rows there, if one does."""
+    predictors = compiler.predictors
+    if predictors is None or predictors.info.input is not at:
+        return []
+    first = "fc1" if predictors.ranks[layer] else "fc2"
+    return [compiler.weight(tensor_name(layer, first))]
+
+
+def add_predictor(compiler: Compiler, layer: int, at: PredictorInput) -> None:
+    """What of a layer's predictor is computed where its normed input is."""
+    if not predictor_readers(compiler, layer, at):
+        return
+    if compiler.layout.predictors and compiler.layout.predictors.ranks[layer]:
+        _add_hidden(compiler, layer)
+    if compiler.layout.config.lookahead or at is PredictorInput.FFN:
+        _add_prediction(compiler, layer)
+
+
+def add_late_prediction(compiler: Compiler, layer: int) -> None:
+    """Before the feed-forward block: name neurons that were not named before attention."""
+    predictors = compiler.predictors
+    assert predictors is not None
+    if predictors.info.input is PredictorInput.ATTENTION and not compiler.layout.config.lookahead:
+        _add_prediction(compiler, layer)
+
+
+def _add_hidden(compiler: Compiler, layer: int) -> None:
+    """The values between a predictor's matrices."""
+    predictors = compiler.predictors
+    assert predictors is not None
+    fc1 = compiler.weight(tensor_name(layer, "fc1"))
+    compiler.matmul(layer, fc1, "normed", **compiler.buffer("predicted"))
+    compiler.add(
+        kind=OpKind.QUANTIZE, layer=layer, cols=fc1.rows,
+        flags=OpFlag.RELU if predictors.info.is_relu else 0,
+        **compiler.buffer("predicted", "in"), **compiler.buffer("predicted_acts", "out_acts"),
+    )  # fmt: skip
+
+
+def _add_prediction(compiler: Compiler, layer: int) -> None:
+    """Name the cold neurons to compute and order what is missing of them."""
+    predictors, bundles = compiler.predictors, compiler.layout.bundles
+    assert predictors is not None
+    assert bundles is not None
+    fc2 = compiler.weight(tensor_name(layer, "fc2"))
+    has_hidden = predictors.ranks[layer] > 0
+    source = compiler.source("predicted" if has_hidden else "normed", fc2)
+    for neurons, _, rows in cold_runs(compiler, bundles, layer):
+        fields = {
+            "weight": fc2.offset, "weight_type": int(fc2.storage or 0), "cols": fc2.cols,
+            "bias": compiler.vector(tensor_name(layer, "threshold")), "flags": 0,
+        }  # fmt: skip
+        values = decode_fields(compiler, bundles, layer) | _cold_fields(compiler, bundles, rows)
+        compiler.add(kind=OpKind.PREDICT, **values | source | fields | extent(neurons))
+
+
+def add_predicted_clusters(
+    compiler: Compiler, bundles: BundlePlan, layer: int, shared: dict[str, Any]
+) -> None:
+    """Hot clusters beside predicted ones, then those whose rows had not landed."""
+    place, is_barrier = bundles.layers[layer], compiler.layout.config.matrix_barrier
+    hot, cold = hot_run(bundles, place), cold_runs(compiler, bundles, layer)
+    late = [(neurons, _cold_fields(compiler, bundles, rows)) for neurons, _, rows in cold]
+    if is_barrier and bundles.cold_slots:
+        for neurons, rows in late:
+            compiler.add(kind=OpKind.AWAIT_ROWS, **shared | rows | extent(neurons))
+    runs = [(neurons, rows) for neurons, _, rows in hot] + late
+    for index, (neurons, rows) in enumerate(runs):
+        compiler.add(
+            kind=OpKind.CLUSTERS, together=index > 0, **shared | rows | extent(neurons)
+        )  # fmt: skip
+    if bundles.cold_slots:
+        for neurons, rows in late:
+            compiler.add(kind=OpKind.LATE_CLUSTERS, **shared | rows | extent(neurons))
+
+
+def _cold_fields(compiler: Compiler, bundles: BundlePlan, rows: dict[str, Any]) -> dict[str, Any]:
+    cache = cache_fields(compiler) if bundles.cold_slots else {}
+    return rows | {"flags": OpFlag.PREDICTED} | cache

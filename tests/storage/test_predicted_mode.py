@@ -1,0 +1,193 @@
+"""Predicted mode: with a perfect predictor it is exact mode, byte for byte, wherever rows lie."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from polyneuron.clock import MonotonicClock
+from polyneuron.config import FeedForwardMode
+from polyneuron.errors import ConfigError
+from polyneuron.io.block_device import BlockDevice
+from polyneuron.io.device_wrappers import Fault, FaultDevice, FaultKind, LatencyDevice
+from polyneuron.io.ncf_format import Layout
+from polyneuron.io.predictor_file import PredictorInput
+from polyneuron.model.convert import convert
+from tests.support.local_engine import LocalEngine
+from tests.support.predictors import write_oracle, write_random
+from tests.support.tiny_gguf import TinyModel, write_tiny_gguf
+
+PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32]
+NUM_TOKENS = 6
+DRELU = TinyModel(
+    family="bamboo", num_layers=4, d_model=64, d_ff=352, num_heads=4, num_kv_heads=2, head_dim=16,
+    tensor_type="Q4_0", tied_head=False,
+)  # fmt: skip
+MODELS = {
+    "drelu": DRELU,
+    "drelu_f16": replace(DRELU, tensor_type="F16", d_ff=333),
+    "reglu": replace(DRELU, family="llama", activation="relu", tensor_type="Q8_0"),
+    "relu": replace(DRELU, family="llama", activation="relu", has_gate=False, tensor_type="Q8_0"),
+}
+SHARES = (0.3, 0.6, None)
+PREDICTED, EXACT = FeedForwardMode.PREDICTED, FeedForwardMode.EXACT
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A file in bundles of each model, perfect predictors beside it."""
+    folder = tmp_path_factory.mktemp("predicted")
+    paths = {name: folder / f"{name}.ncf" for name in MODELS}
+    for name, path in paths.items():
+        source = write_tiny_gguf(folder / f"{name}.gguf", MODELS[name])
+        convert(source, path, layout=Layout.BUNDLES)
+        write_oracle(path)
+    return paths
+
+
+@pytest.fixture(scope="module")
+def exact(files: dict[str, Path]) -> dict[str, list[bytes]]:
+    """What each model gives in exact mode, in memory."""
+    return {name: logits_of(path, mode=EXACT) for name, path in files.items()}
+
+
+def logits_of(path: Path, **settings: object) -> list[bytes]:
+    """Logits of every generated token, as bytes; a second request meets a warm cache."""
+    with LocalEngine(path, **{"mode": PREDICTED} | settings) as engine:
+        first = engine.generate(PROMPT, NUM_TOKENS)
+        second = engine.generate(PROMPT[::-1], 3)
+    return [row.tobytes() for row in (*first.logits, *second.logits)]
+
+
+class TestPerfectPredictor:
+    @pytest.mark.parametrize("name", MODELS)
+    @pytest.mark.parametrize("share", SHARES)
+    @pytest.mark.parametrize("hot_clusters", [0, 1, 5, 99])
+    def test_residencies_and_hot_clusters(
+        self,
+        files: dict[str, Path],
+        exact: dict[str, list[bytes]],
+        name: str,
+        share: float | None,
+        hot_clusters: int,
+    ) -> None:
+        got = logits_of(files[name], ffn_resident=share, hot_clusters=hot_clusters)
+        assert got == exact[name]
+
+    @pytest.mark.parametrize("num_workers", [1, 2, 3])
+    @pytest.mark.parametrize("matrix_barrier", [False, True])
+    @pytest.mark.parametrize("keep_neurons", [False, True])
+    def test_variants_and_worker_counts(
+        self,
+        files: dict[str, Path],
+        exact: dict[str, list[bytes]],
+        num_workers: int,
+        matrix_barrier: bool,
+        keep_neurons: bool,
+    ) -> None:
+        got = logits_of(
+            files["drelu"], ffn_resident=0.4, num_workers=num_workers, num_npu_threads=0,
+            matrix_barrier=matrix_barrier, keep_neurons=keep_neurons, hot_clusters=2,
+        )  # fmt: skip
+        assert got == exact["drelu"]
+
+    @pytest.mark.parametrize("max_tokens", [1, 2, 4])
+    def test_prompt_in_chunks(
+        self, files: dict[str, Path], exact: dict[str, list[bytes]], max_tokens: int
+    ) -> None:
+        settings = {"ffn_resident": 0.4, "max_tokens": max_tokens}
+        assert logits_of(files["drelu"], **settings) == exact["drelu"]
+
+    def test_late_and_unordered_reads(
+        self, files: dict[str, Path], exact: dict[str, list[bytes]]
+    ) -> None:
+        chance = random.Random(5)
+
+        def late(device: BlockDevice) -> BlockDevice:
+            choices = (0, 1_000_000, 5_000_000)
+            return LatencyDevice(device, MonotonicClock(), lambda _: chance.choice(choices))
+
+        assert logits_of(files["drelu"], ffn_resident=0.3, wrap=late) == exact["drelu"]
+
+    def test_a_read_that_fails_once_is_tried_again(
+        self, files: dict[str, Path], exact: dict[str, list[bytes]]
+    ) -> None:
+        got = logits_of(
+            files["drelu"],
+            ffn_resident=0.3,
+            wrap=lambda device: FaultDevice(device, Fault(FaultKind.EIO, 3)),
+        )
+        assert got == exact["drelu"]
+
+    def test_sequences_together_and_alone(self, files: dict[str, Path]) -> None:
+        prompts = [PROMPT, PROMPT[::-1], PROMPT[2:7]]
+        settings = {"ffn_resident": 0.5, "max_sequences": 3, "mode": PREDICTED}
+        with LocalEngine(files["drelu"], **settings) as engine:
+            together = engine.run_all([engine.request(p, NUM_TOKENS) for p in prompts])
+            alone = [engine.generate(p, NUM_TOKENS) for p in prompts]
+        for one, other in zip(together, alone, strict=True):
+            assert [row.tobytes() for row in one.logits] == [row.tobytes() for row in other.logits]
+
+
+class TestOtherPredictors:
+    """Lossy ones: how the rows came, and who computed them, must still change nothing."""
+
+    @pytest.fixture
+    def model(self, files: dict[str, Path], tmp_path: Path) -> Path:
+        path = tmp_path / "drelu.ncf"
+        path.symlink_to(files["drelu"])
+        return path
+
+    @pytest.mark.parametrize("input", list(PredictorInput))
+    @pytest.mark.parametrize("rank", [0, 32])
+    @pytest.mark.parametrize("is_relu", [False, True])
+    def test_one_result(self, model: Path, input: PredictorInput, rank: int, is_relu: bool) -> None:
+        write_random(model, input=input, rank=rank, share=0.4, is_relu=is_relu)
+        resident = logits_of(model)
+        assert logits_of(model, ffn_resident=0.3) == resident
+        assert logits_of(model, ffn_resident=0.3, num_workers=1, num_npu_threads=0) == resident
+        assert logits_of(model, ffn_resident=0.4, matrix_barrier=True) == resident
+        if rank:
+            assert logits_of(model, ffn_resident=0.4, lookahead=False) == resident
+
+    def test_it_is_lossy(self, model: Path, exact: dict[str, list[bytes]]) -> None:
+        write_random(model, input=PredictorInput.ATTENTION, rank=32, share=0.4)
+        assert logits_of(model) != exact["drelu"]
+
+    def test_naming_everything_is_exact(self, model: Path, exact: dict[str, list[bytes]]) -> None:
+        write_random(model, input=PredictorInput.ATTENTION, rank=32, share=1.0)
+        assert logits_of(model, ffn_resident=0.4) == exact["drelu"]
+
+    def test_sequences_do_not_change_each_other(self, model: Path) -> None:
+        write_random(model, input=PredictorInput.ATTENTION, rank=32, share=0.4)
+        prompts = [PROMPT, PROMPT[::-1], PROMPT[2:7]]
+        settings = {"ffn_resident": 0.5, "max_sequences": 3, "mode": PREDICTED, "max_tokens": 3}
+        with LocalEngine(model, **settings) as engine:
+            together = engine.run_all([engine.request(p, NUM_TOKENS) for p in prompts])
+            alone = [engine.generate(p, NUM_TOKENS) for p in prompts]
+        for one, other in zip(together, alone, strict=True):
+            assert [row.tobytes() for row in one.logits] == [row.tobytes() for row in other.logits]
+
+
+class TestBadInput:
+    def test_without_predictors(self, files: dict[str, Path], tmp_path: Path) -> None:
+        path = tmp_path / "bare.ncf"
+        path.symlink_to(files["drelu"])
+        with pytest.raises(ConfigError, match=r"--mode predicted: no predictors at .*profile"):
+            LocalEngine(path, mode=PREDICTED)
+
+    def test_another_models_predictors(self, files: dict[str, Path], tmp_path: Path) -> None:
+        path = tmp_path / "other.ncf"
+        path.symlink_to(files["reglu"])
+        (tmp_path / "other.predictors").symlink_to(files["drelu"].with_suffix(".predictors"))
+        with pytest.raises(ConfigError, match="another model"):
+            LocalEngine(path, mode=PREDICTED)
+
+    def test_a_model_of_tiles(self, tmp_path: Path) -> None:
+        source = write_tiny_gguf(tmp_path / "tiny.gguf", DRELU)
+        convert(source, tmp_path / "tiny.ncf", layout=Layout.TILES)
+        with pytest.raises(ConfigError, match=r"--mode predicted: .*--layout bundles"):
+            LocalEngine(tmp_path / "tiny.ncf", mode=PREDICTED)

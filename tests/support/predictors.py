@@ -1,0 +1,69 @@
+"""Predictors for tests: a perfect one, and ones that know nothing."""
+
+from pathlib import Path
+
+import numpy as np
+
+from polyneuron.io.ncf_reader import NcfFile, read_ncf
+from polyneuron.io.predictor_file import (
+    LayerPredictor,
+    PredictorInfo,
+    PredictorInput,
+    model_key,
+    predictor_path,
+    write_predictors,
+)
+from polyneuron.kernels.quant import StorageType
+from polyneuron.model.ncf_spec import spec_of
+from tests.support.synthetic import bundle_values
+
+
+def write_oracle(model: Path) -> Path:
+    """The deciding rows themselves as predictors: exactly the neurons that exact mode computes."""
+    ncf = read_ncf(model)
+    storage = _deciding_storage(ncf)
+    info = PredictorInfo("oracle", PredictorInput.FFN, False, StorageType.Q8, storage, {})
+    spec = spec_of(ncf)
+    zeros = np.zeros(spec.d_ff, np.float32)
+    layers = [
+        LayerPredictor(None, bundle_values(ncf, _deciding(ncf, index)), zeros)
+        for index in range(spec.num_layers)
+    ]
+    return _write(model, info, layers)
+
+
+def write_random(
+    model: Path, *, input: PredictorInput, rank: int, share: float, is_relu: bool = False
+) -> Path:
+    """Random matrices whose thresholds name about `share` of the neurons."""
+    ncf, rng = read_ncf(model), np.random.default_rng(7)
+    spec = spec_of(ncf)
+    info = PredictorInfo("random", input, is_relu, StorageType.Q8, StorageType.Q4, {})
+    layers = []
+    for _ in range(spec.num_layers):
+        fc1 = rng.standard_normal((rank, spec.d_model)).astype(np.float32) if rank else None
+        fc2 = rng.standard_normal((spec.d_ff, rank or spec.d_model)).astype(np.float32)
+        level = np.float32(-1e9 if share >= 1 else np.quantile(rng.standard_normal(999), 1 - share))
+        threshold = np.full(spec.d_ff, level * np.sqrt(np.float32(spec.d_model)))
+        layers.append(LayerPredictor(fc1, fc2, threshold.astype(np.float32)))
+    return _write(model, info, layers)
+
+
+def _deciding(ncf: NcfFile, layer: int) -> str:
+    gate = f"blk.{layer}.ffn_gate.weight"
+    return gate if gate in ncf.by_name else f"blk.{layer}.ffn_up.weight"
+
+
+def _deciding_storage(ncf: NcfFile) -> StorageType:
+    storage = ncf.tensor(_deciding(ncf, 0)).storage
+    assert storage is not None
+    return storage
+
+
+def _write(model: Path, info: PredictorInfo, layers: list[LayerPredictor]) -> Path:
+    ncf = read_ncf(model)
+    spec, path = spec_of(ncf), predictor_path(model)
+    ranks = [layer.rank for layer in layers]
+    shape = (spec.d_ff, spec.d_model)
+    write_predictors(path, model_key(ncf.manifest), info, ranks, layers, shape, force=True)
+    return path
