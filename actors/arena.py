@@ -56,7 +56,7 @@ def format_neuron_cache(arena: Arena, layout: ArenaLayout, num_slots: int | None
     """
     bundles = layout.bundles
     assert bundles is not None
-    rows, slots = bundles.cold, bundles.cold_slots
+    rows, slots = bundles.slot_rows, bundles.cold_slots
     cache = NeuronCache(arena.address + layout.at("boards.cache"))
     num_neurons = len(bundles.layers) * rows.num_neurons
     cache.format(num_neurons, slots, 0, num_slots or slots, rows.cluster_neurons)
@@ -85,8 +85,8 @@ def resize_neuron_cache(arena: Arena, layout: ArenaLayout, num_slots: int) -> No
     cache = NeuronCache(arena.address + layout.at("boards.cache"))
     with cache.locked(LOCK_TIMEOUT_NS):
         cache.resize((arena.step.epoch + len(bundles.layers)) % (1 << 32), 0, num_slots)
-    kept = bundles.slots_offset + num_slots * bundles.cold.slot_bytes
-    arena.release(kept, bundles.slots_offset + bundles.cold_slots * bundles.cold.slot_bytes)
+    kept = bundles.slots_offset + num_slots * bundles.slot_rows.slot_bytes
+    arena.release(kept, bundles.slots_offset + bundles.cold_slots * bundles.slot_rows.slot_bytes)
 
 
 class LocalArena:

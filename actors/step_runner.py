@@ -20,7 +20,7 @@ from polyneuron.kernels.neuron_cache import NeuronCache
 from polyneuron.kernels.quant import KV_BLOCK_TOKENS
 from polyneuron.model.rope import rope_table
 from polyneuron.model.spec import ModelSpec
-from polyneuron.planning.layout import ArenaLayout, num_executors
+from polyneuron.planning.layout import ArenaLayout, hot_widths, num_executors
 from polyneuron.planning.step_program import compile_program, write_program
 
 WAIT_SLICE_NS = 250_000_000
@@ -45,11 +45,10 @@ class StepRunner:
     def __init__(self, arena: Arena, spec: ModelSpec, layout: ArenaLayout) -> None:
         self._arena, self._spec, self._layout = arena, spec, layout
         config = layout.config
-        self._num_ops: dict[Phase, int] = {}
-        for phase in (Phase.PREFILL, Phase.DECODE):
-            ops = compile_program(spec, layout, phase)
-            write_program(arena, layout.at(f"boards.program.{phase}"), ops)
-            self._num_ops[phase] = len(ops)
+        self._num_ops: dict[str, int] = {}
+        self._write_program("prefill", Phase.PREFILL)
+        for width in hot_widths(config):
+            self._write_program(f"decode.{width}", Phase.DECODE, width)
         self._write_rope()
         self._token_ids = self._input("token_ids", config.max_tokens)
         self._positions = self._input("positions", config.max_tokens)
@@ -62,6 +61,11 @@ class StepRunner:
         shape = (config.max_logit_rows, width)
         self._logits = arena.view(layout.at("activations.logits"), shape, np.float32)
         self._write_constants()
+
+    def _write_program(self, name: str, phase: Phase, hot_clusters: int = 0) -> None:
+        ops = compile_program(self._spec, self._layout, phase, hot_clusters)
+        write_program(self._arena, self._layout.at(f"boards.program.{name}"), ops)
+        self._num_ops[name] = len(ops)
 
     def _input(self, name: str, count: int) -> NDArray[np.int32]:
         return self._arena.view(self._layout.at(f"inputs.{name}"), (count,), np.int32)
@@ -149,10 +153,16 @@ class StepRunner:
         """Write an admitted sequence's block table."""
         self._tables[sequence.slot, : len(sequence.block_ids)] = sequence.block_ids
 
-    def _program(self, plan: StepPlan) -> Phase:
+    def _phase(self, plan: StepPlan) -> Phase:
         """Which program computes a step: a prompt of a token or two need not stream every layer."""
         few = len(plan.rows) <= self._layout.config.max_sequences
         return Phase.DECODE if few else plan.phase
+
+    def _program(self, plan: StepPlan) -> str:
+        """Its name: in decode the one for the step's number of tokens."""
+        if self._phase(plan) is Phase.PREFILL:
+            return "prefill"
+        return f"decode.{self._layout.config.hot_for(len(plan.rows))}"
 
     def _open(self, plan: StepPlan, flags: int) -> int:
         seq = self._arena.open_step()
@@ -183,7 +193,7 @@ class StepRunner:
         flags = (StepFlag.DRY if dry else 0) | (StepFlag.TRACE if self._layout.config.trace else 0)
         while True:
             if self._stream:
-                self._want_schedule(self._program(plan), recover)
+                self._want_schedule(self._phase(plan), recover)
             seq = self._open(plan, flags)
             start_ns = monotonic_ns()
             self._arena.ring(seq)

@@ -60,7 +60,7 @@ class BundleRead:
     num_tiled: int
     """Neurons, from the first on, whose deciding rows go to `tiles_offset` as tiles."""
     tiles_offset: int
-    pinned: tuple[SlotRun, ...] = ()
+    pinned: SlotRun | None = None
     """Neurons that stay."""
     warm: SlotRun | None = None
     """Neurons that fill the neuron cache: they are read in passing anyway."""
@@ -140,7 +140,7 @@ def _place(read: BundleRead, neurons: range, view: Bytes, arena: Arena) -> None:
     tiled = range(neurons.start, min(neurons.stop, read.num_tiled))
     if tiled:
         _pack_deciding(read, tiled, bundles[: len(tiled)], arena)
-    for run in read.pinned:
+    if run := read.pinned:
         mine, slots = run.share(neurons, bundles)
         place = run.offset + (mine.start - run.neurons.start) * run.slot_bytes
         if mine:

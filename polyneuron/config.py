@@ -58,9 +58,12 @@ class EngineConfig:
     """At most this share of the feed-forward layers in memory, 0 to 1; None: all that fit."""
     mode: FeedForwardMode = FeedForwardMode.AUTO
     """What feed-forward blocks compute; its name as a string will do."""
-    hot_clusters: int = 0
+    hot_clusters: tuple[int, ...] = ()
     """Predicted mode: clusters of each layer, from the first on, that are computed without being
-    predicted; the hottest ones in a file that is ordered by hotness."""
+    predicted, in steps of 1, 2, … tokens; the last one holds for more tokens too. The most of them
+    stay in memory. In a file ordered by hotness they are the hottest."""
+    hot_on_npu: bool = False
+    """Predicted mode: hot clusters are the NPU executor's, else the CPU workers' too."""
     lookahead: bool = True
     """Predicted mode: order missing rows before attention is computed, not after it."""
     matrix_barrier: bool = False
@@ -76,10 +79,11 @@ class EngineConfig:
         object.__setattr__(self, "mode", _mode_of(self.mode))
         if self.ffn_resident is not None and not 0 <= self.ffn_resident <= 1:
             raise ConfigError(f"ffn_resident is {self.ffn_resident}: must be 0 to 1, or None")
-        for name in ("num_ctx", "num_workers", "hot_clusters"):
+        if any(count < 0 for count in self.hot_clusters):
+            raise ConfigError(f"hot_clusters is {self.hot_clusters}: each must be 0 or more")
+        for name in ("num_ctx", "num_workers"):
             if getattr(self, name) < 0:
-                what = "0 or more" if name == "hot_clusters" else "0 (automatic) or more"
-                raise ConfigError(f"{name} is {getattr(self, name)}: must be {what}")
+                raise ConfigError(f"{name} is {getattr(self, name)}: must be 0 (automatic) or more")
         for name in ("max_tokens", "max_sequences", "max_requests", "max_logit_rows"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: must be at least 1")
@@ -89,6 +93,12 @@ class EngineConfig:
                     f"{name} is {getattr(self, name)}: a decode step of max_sequences "
                     f"{self.max_sequences} needs as many"
                 )
+
+    def hot_for(self, num_tokens: int) -> int:
+        """Hot clusters of each layer in a step of so many tokens."""
+        if not self.hot_clusters:
+            return 0
+        return self.hot_clusters[min(num_tokens, len(self.hot_clusters)) - 1]
 
 
 def _mode_of(value: str) -> FeedForwardMode:

@@ -70,8 +70,12 @@ class Mode:
         """Gates in memory, other rows in the neuron cache."""
         budget = self.budget
         cold = show_size(budget.layout.spans["cold"].num_bytes)
+        kept = f"gates of {budget.num_resident} of {budget.num_layers} layers in memory"
+        if predictors := budget.layout.predictors:
+            hot = budget.residency.pinned_clusters
+            kept = f"{predictors.info.kind} predictor, {hot} hot clusters a layer"
         parts = [
-            f"gates of {budget.num_resident} of {budget.num_layers} layers in memory",
+            kept,
             f"neuron cache {cold} ({budget.cached_share:.0%} of their neurons)",
         ]
         if budget.is_cache_small:

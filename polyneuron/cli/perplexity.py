@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from polyneuron.cli import options
 from polyneuron.cli.options import ENGINE, option
@@ -42,8 +42,11 @@ def perplexity(
     from polyneuron.config import EngineConfig
     from polyneuron.engine import Engine
 
+    sizes: dict[str, Any] = {"max_logit_rows": LOGIT_ROWS}
+    if mode is FeedForwardMode.PREDICTED:  # prompts are not predicted: token by token, as decode
+        sizes = {"max_tokens": 1, "max_logit_rows": 1}
     config = EngineConfig(
-        num_ctx=ctx_size, num_workers=threads, max_sequences=1, max_logit_rows=LOGIT_ROWS,
+        num_ctx=ctx_size, num_workers=threads, max_sequences=1, **sizes,
         **options.budget(memory, ffn_resident, mode, model),
     )  # fmt: skip
     with (

@@ -118,7 +118,7 @@ class Budget:
         bundles = self.layout.bundles
         if bundles is None or not self.cold_slots:
             raise ConfigError("only the neuron cache can shrink while it runs; this run has none")
-        least, slot_bytes = bundles.rows.num_neurons, bundles.rows.slot_bytes
+        least, slot_bytes = bundles.rows.num_neurons, bundles.slot_rows.slot_bytes
         slots = self.cold_slots - -(-max(0, self.limit_bytes - limit_bytes) // slot_bytes)
         if slots < least:
             minimum = self.limit_bytes - (self.cold_slots - least) * slot_bytes
@@ -134,7 +134,8 @@ class Budget:
         bundles = self.layout.bundles
         if bundles is None or not self.num_resident:
             return 0.0
-        return self.cold_slots / (self.num_resident * bundles.rows.num_neurons)
+        cold_neurons = bundles.rows.num_neurons - bundles.pinned_neurons
+        return self.cold_slots / max(1, self.num_resident * cold_neurons)
 
     @property
     def mode(self) -> FeedForwardMode:
@@ -157,18 +158,28 @@ class Budget:
         )
         return [small]
 
+    def _hot_row(self) -> str:
+        """What the hot region has."""
+        resident = f"({self.num_resident} of {self.num_layers})"
+        if self.mode is FeedForwardMode.PREDICTED and self.cold_slots:
+            return f"hot clusters ({self.residency.pinned_clusters} of each layer)"
+        if self.cold_slots:
+            return f"gates of feed-forward layers {resident}"
+        return f"resident feed-forward layers {resident}"
+
     def rows(self) -> list[tuple[str, int]]:
         """The table: what, bytes."""
         spans = self.layout.spans
         named = ("fixed", "hot", "cold", "stage", "kv")
         others = self.layout.num_bytes - sum(spans[name].num_bytes for name in named)
-        resident = f"({self.num_resident} of {self.num_layers})"
-        what = "gates of feed-forward layers" if self.cold_slots else "resident feed-forward layers"
+        predictors = spans["fixed.predictors"].num_bytes
         cold = [(f"neuron cache ({self.cached_share:.0%} of their neurons)",
                  spans["cold"].num_bytes)]  # fmt: skip
         return [
-            ("fixed weights (embeddings, attention, norms, head)", spans["fixed"].num_bytes),
-            (f"{what} {resident}", spans["hot"].num_bytes),
+            ("fixed weights (embeddings, attention, norms, head)",
+             spans["fixed"].num_bytes - predictors),
+            *([("predictors", predictors)] if predictors else []),
+            (self._hot_row(), spans["hot"].num_bytes),
             *(cold if self.cold_slots else []),
             ("stage buffers for streamed layers", spans["stage"].num_bytes),
             ("KV cache", spans["kv"].num_bytes),
@@ -294,9 +305,8 @@ class _Planner:
     def _choose(self, room: int) -> Residency:
         rows = self.rows
         assert rows is not None
-        return choose_residency(
-            rows, self.config.mode, self.num_layers, room, self.config.hot_clusters
-        )  # fmt: skip
+        hot = max(self.config.hot_clusters, default=0)
+        return choose_residency(rows, self.config.mode, self.num_layers, room, hot)
 
     def most_bundles(self) -> Residency | None:
         """Everything, or as many deciding rows and then as many cold slots as there is room for.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from polyneuron.config import FeedForwardMode
 from polyneuron.io.ncf_format import NcfManifest, NcfSection
-from polyneuron.kernels.quant import num_tiles
 from polyneuron.planning.allocator import Allocator
 from polyneuron.planning.bundles import (
     BundlePlan,
@@ -53,32 +52,21 @@ def place_bundles(
 def _place_predicted(
     allocator: Allocator, sections: tuple[NcfSection, ...], rows: NeuronRows, residency: Residency
 ) -> BundlePlan:
-    """Hot clusters of every layer, then whole bundles of the others, all or in slots."""
-    hot = min(residency.hot_clusters * rows.cluster_neurons, rows.num_neurons)
-    pinned = 0 if residency.cold_slots else (rows.num_neurons - hot) * rows.whole().slot_bytes
-    sizes = {
-        "tiles": num_tiles(hot) * rows.decide_tile_bytes,
-        "rows": hot * rows.slot_bytes,
-        "bundles": pinned,
-    }
-    parts = [
-        (f"{part}.{i}", num_bytes)
-        for part, num_bytes in sizes.items()
-        for i in range(len(sections))
-        if num_bytes
-    ]
-    allocator.region("hot", parts)
-    slots = _place_cold(allocator, rows.whole(), residency, bool(residency.cold_slots))
-    layers = []
-    for index, section in enumerate(sections):
-        tiles, others, bundles = (
-            allocator.at(f"hot.{part}.{index}") if num_bytes else 0
-            for part, num_bytes in sizes.items()
+    """Whole bundles: pinned clusters of every layer, the others in slots."""
+    whole = rows.whole()
+    pinned = min(residency.pinned_clusters * rows.cluster_neurons, rows.num_neurons)
+    num_bytes = pinned * whole.slot_bytes
+    allocator.region("hot", [(f"rows.{i}", num_bytes) for i in range(len(sections)) if num_bytes])
+    slots = _place_cold(allocator, whole, residency, bool(residency.cold_slots))
+    layers = [
+        LayerRows(
+            section, RowsAre.PREDICTED, 0, allocator.at(f"hot.rows.{index}") if num_bytes else 0
         )
-        layers.append(LayerRows(section, RowsAre.PREDICTED, tiles, others, bundles))
+        for index, section in enumerate(sections)
+    ]
     return BundlePlan(
         rows, FeedForwardMode.PREDICTED, tuple(layers), residency.cold_slots, slots,
-        residency.hot_clusters,
+        residency.pinned_clusters,
     )  # fmt: skip
 
 

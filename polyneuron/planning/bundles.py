@@ -41,7 +41,7 @@ class RowsAre(StrEnum):
     CACHED = "cached"
     STREAMED = "streamed"
     PREDICTED = "predicted"
-    """Hot clusters as in a hot layer; of the others whole bundles, all or in slots."""
+    """Whole bundles, deciding rows among them: pinned clusters, and others in slots."""
 
     @property
     def passes_through(self) -> bool:
@@ -174,14 +174,8 @@ class Residency:
     """Layers in memory: whole, or with their deciding rows when there are cold slots."""
     cold_slots: int = 0
     """Slots that the resident layers' other rows share; 0: those rows are all in memory."""
-    hot_clusters: int = 0
-    """Predicted mode: clusters of each layer that are not predicted."""
-
-
-def hot_bytes(rows: NeuronRows, hot_clusters: int) -> int:
-    """What a layer's hot clusters take: deciding rows as tiles, the other rows in slots."""
-    hot = min(hot_clusters * rows.cluster_neurons, rows.num_neurons)
-    return num_tiles(hot) * rows.decide_tile_bytes + hot * rows.slot_bytes
+    pinned_clusters: int = 0
+    """Predicted mode: clusters of each layer that stay, from the first on."""
 
 
 def choose_residency(
@@ -209,14 +203,15 @@ def choose_residency(
 def _predicted_residency(
     rows: NeuronRows, num_layers: int, room: int, hot_clusters: int
 ) -> Residency:
-    """As many hot clusters as are wanted and have room, and slots in the rest."""
-    slot_bytes, wanted = rows.whole().slot_bytes, min(hot_clusters, rows.num_clusters)
-    least = rows.num_neurons * slot_bytes
-    while wanted and room - num_layers * hot_bytes(rows, wanted) < least:
-        wanted -= 1
-    cold = num_layers * max(0, rows.num_neurons - wanted * rows.cluster_neurons)
-    slots = max(least, room - num_layers * hot_bytes(rows, wanted)) // slot_bytes
-    return Residency(num_layers, 0 if slots >= cold else slots, wanted)
+    """Everything, or as many hot clusters as are wanted and have room, and slots in the rest."""
+    slot_bytes, least = rows.whole().slot_bytes, rows.num_neurons
+    slots = room // slot_bytes
+    if slots >= num_layers * rows.num_neurons:
+        return Residency(num_layers, 0, rows.num_clusters)
+    pinned = min(hot_clusters, rows.num_clusters - 1)
+    pinned = max(0, min(pinned, (slots - least) // (num_layers * rows.cluster_neurons)))
+    slots = max(least, slots - num_layers * pinned * rows.cluster_neurons)
+    return Residency(num_layers, slots, pinned)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -226,11 +221,9 @@ class LayerRows:
     section: NcfSection
     rows_are: RowsAre
     tiles_offset: int
-    """Of its deciding rows; in predicted mode of those of hot clusters."""
+    """Of its deciding rows."""
     rows_offset: int
-    """Of its pinned rows, without the deciding ones."""
-    cold_offset: int = 0
-    """Predicted mode: of the other clusters' pinned bundles."""
+    """Of its pinned rows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -242,11 +235,12 @@ class BundlePlan:
     layers: tuple[LayerRows, ...]
     cold_slots: int
     slots_offset: int
-    hot_clusters: int = 0
+    pinned_clusters: int = 0
+    """Predicted mode: of each layer, from the first on."""
 
     @property
-    def cold(self) -> NeuronRows:
-        """The rows as slots of the neuron cache hold them."""
+    def slot_rows(self) -> NeuronRows:
+        """The rows as slots hold them: in predicted mode with the deciding one."""
         return self.rows.whole() if self.is_predicted else self.rows
 
     @property
@@ -255,18 +249,16 @@ class BundlePlan:
         return self.mode is FeedForwardMode.PREDICTED
 
     @property
-    def hot_neurons(self) -> int:
-        """Predicted mode: neurons of each layer, from the first on, that are not predicted."""
-        return min(self.hot_clusters * self.rows.cluster_neurons, self.rows.num_neurons)
+    def pinned_neurons(self) -> int:
+        """Predicted mode: neurons of each layer, from the first on, whose bundles stay."""
+        return min(self.pinned_clusters * self.rows.cluster_neurons, self.rows.num_neurons)
 
     @property
     def resident_bytes(self) -> int:
         """Feed-forward bytes in memory."""
-        rows, slots = self.rows, self.cold_slots * self.cold.slot_bytes
+        rows, slots = self.rows, self.cold_slots * self.slot_rows.slot_bytes
         if self.is_predicted:
-            pinned = sum(layer.cold_offset > 0 for layer in self.layers)
-            cold = (rows.num_neurons - self.hot_neurons) * self.cold.slot_bytes
-            return len(self.layers) * hot_bytes(rows, self.hot_clusters) + pinned * cold + slots
+            return len(self.layers) * self.pinned_neurons * self.slot_rows.slot_bytes + slots
         resident = [layer for layer in self.layers if layer.rows_are is not RowsAre.STREAMED]
         hot = [layer for layer in resident if layer.rows_are is RowsAre.HOT]
         pinned = len(hot) * rows.num_neurons * rows.slot_bytes
@@ -274,14 +266,17 @@ class BundlePlan:
 
     def is_streamed(self, layer: int, phase: Phase) -> bool:
         """Whether a layer's bundles pass through the stage in that phase."""
-        place = self.layers[layer]
-        if phase is Phase.PREFILL:  # a prompt activates nearly every neuron
-            return place.rows_are is not RowsAre.HOT and not place.cold_offset
-        return place.rows_are is RowsAre.STREAMED
+        rows_are = self.layers[layer].rows_are
+        if phase is Phase.DECODE:
+            return rows_are is RowsAre.STREAMED
+        is_whole = self.is_predicted and not self.cold_slots
+        return (
+            rows_are is not RowsAre.HOT and not is_whole
+        )  # a prompt activates nearly every neuron
 
     def pieces(self) -> list[range]:
         """The neurons of a streamed layer that pass through the stage together."""
-        return self.rows.pieces(self.hot_neurons)
+        return self.rows.pieces(self.pinned_neurons)
 
     def loads(self, phase: Phase) -> tuple[NcfSection, ...]:
         """What passes through the stage in one pass of a phase, piece by piece."""

@@ -254,15 +254,25 @@ def _place_weights(
     return places
 
 
+def hot_widths(config: EngineConfig) -> list[int]:
+    """The different numbers of hot clusters that decode steps may have."""
+    return sorted({config.hot_for(tokens) for tokens in range(1, config.max_sequences + 1)})
+
+
+def program_names(config: EngineConfig) -> list[str]:
+    """One for prompts, and one a hot width for decode steps."""
+    return ["prefill", *(f"decode.{width}" for width in hot_widths(config))]
+
+
 def _board_parts(
-    spec: ModelSpec, rows: NeuronRows | None, residency: Residency
+    spec: ModelSpec, config: EngineConfig, rows: NeuronRows | None, residency: Residency
 ) -> tuple[int, list[tuple[str, int]]]:
     """Most ops of a program, and the parts of the region of boards."""
     pieces = len(rows.pieces()) if rows else 0
     max_ops = spec.num_layers * (MAX_OPS_PER_LAYER + 2 * pieces) + MAX_OPS_OUTSIDE
     parts = [
         ("board", board_bytes(max_ops)),
-        *((f"program.{p}", max_ops * STEP_OP_BYTES) for p in ("prefill", "decode")),
+        *((f"program.{name}", max_ops * STEP_OP_BYTES) for name in program_names(config)),
         ("stream", LAYER_STREAM_BYTES),
     ]
     if rows is None:
@@ -294,7 +304,7 @@ def plan_layout(
     assert manifest.layout is Layout.BUNDLES or residency.cold_slots == 0
     rows = neuron_rows(manifest) if manifest.layout is Layout.BUNDLES else None
     allocator = Allocator()
-    max_ops, boards = _board_parts(spec, rows, residency)
+    max_ops, boards = _board_parts(spec, config, rows, residency)
     allocator.region("boards", boards)
     allocator.region("inputs", _input_parts(config))
     strides = _activation_strides(spec, predictors)

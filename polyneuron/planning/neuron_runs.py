@@ -22,14 +22,15 @@ def row_reader(compiler: Compiler, storage: Any) -> WeightPlace:
 
 
 def runs_of(compiler: Compiler, bundles: BundlePlan, layer: int) -> list[Run]:
-    """The layer's rows in this phase."""
-    place = bundles.layers[layer]
+    """The layer's rows in this phase, all neurons in order."""
+    is_streamed = bundles.is_streamed(layer, compiler.phase)
     if bundles.is_predicted:
-        return hot_run(bundles, place) + cold_runs(compiler, bundles, layer)
-    if not bundles.is_streamed(layer, compiler.phase):
-        everything = range(bundles.rows.num_neurons)
-        return [(everything, 0, _slot_rows(bundles, place))]
-    return _streamed(compiler, bundles, layer)
+        runs = pinned_run(bundles, layer, range(bundles.pinned_neurons))
+        return runs + (_streamed(compiler, bundles, layer) if is_streamed else [])
+    if is_streamed:
+        return _streamed(compiler, bundles, layer)
+    everything = range(bundles.rows.num_neurons)
+    return [(everything, 0, _slot_rows(bundles, bundles.layers[layer]))]
 
 
 def _streamed(compiler: Compiler, bundles: BundlePlan, layer: int) -> list[Run]:
@@ -38,22 +39,18 @@ def _streamed(compiler: Compiler, bundles: BundlePlan, layer: int) -> list[Run]:
     return [(piece, first + i, rows) for i, piece in enumerate(bundles.pieces())]
 
 
-def hot_run(bundles: BundlePlan, place: LayerRows) -> list[Run]:
-    """Predicted mode: the hot clusters."""
-    values = {"flags": OpFlag.GATE_TILES, "weight": place.tiles_offset}
-    rows = _rows_at(bundles.rows, place.rows_offset) | values
-    return [(range(bundles.hot_neurons), 0, rows)] if bundles.hot_neurons else []
+def pinned_run(bundles: BundlePlan, layer: int, neurons: range) -> list[Run]:
+    """Predicted mode: some of the bundles that stay; nothing of no neurons."""
+    rows = bundles.slot_rows
+    base = bundles.layers[layer].rows_offset + neurons.start * rows.slot_bytes
+    return [(neurons, 0, _rows_at(rows, base))] if neurons else []
 
 
-def cold_runs(compiler: Compiler, bundles: BundlePlan, layer: int) -> list[Run]:
-    """Predicted mode: the other clusters, whose bundles are in slots, pinned, or streamed."""
-    cold = range(bundles.hot_neurons, bundles.rows.num_neurons)
-    if not cold:
-        return []
-    if bundles.is_streamed(layer, compiler.phase):
-        return _streamed(compiler, bundles, layer)
-    base = bundles.layers[layer].cold_offset or bundles.slots_offset
-    return [(cold, 0, _rows_at(bundles.cold, base))]
+def cached_run(compiler: Compiler, bundles: BundlePlan) -> list[Run]:
+    """Predicted mode: the neurons whose bundles are in slots of the neuron cache."""
+    neurons = range(bundles.pinned_neurons, bundles.rows.num_neurons)
+    rows = _rows_at(bundles.slot_rows, bundles.slots_offset)
+    return [(neurons, 0, rows | cache_fields(compiler))] if neurons else []
 
 
 def _slot_rows(bundles: BundlePlan, place: LayerRows) -> dict[str, Any]:

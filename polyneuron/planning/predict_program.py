@@ -13,13 +13,7 @@ from polyneuron.io.predictor_file import PredictorInput, tensor_name
 from polyneuron.kernels.arena import OpFlag, OpKind
 from polyneuron.planning.bundles import BundlePlan
 from polyneuron.planning.layout import WeightPlace
-from polyneuron.planning.neuron_runs import (
-    cache_fields,
-    cold_runs,
-    decode_fields,
-    extent,
-    hot_run,
-)
+from polyneuron.planning.neuron_runs import Run, cached_run, decode_fields, extent, pinned_run
 
 if TYPE_CHECKING:
     from polyneuron.planning.step_program import Compiler
@@ -65,43 +59,53 @@ def _add_hidden(compiler: Compiler, layer: int) -> None:
     )  # fmt: skip
 
 
+def _predicted_runs(compiler: Compiler, bundles: BundlePlan, layer: int) -> list[Run]:
+    """The neurons that are predicted: pinned ones that are not hot, and those in slots."""
+    hot = _hot_neurons(compiler, bundles)
+    pinned = pinned_run(bundles, layer, range(hot, bundles.pinned_neurons))
+    return pinned + cached_run(compiler, bundles)
+
+
+def _hot_neurons(compiler: Compiler, bundles: BundlePlan) -> int:
+    hot = compiler.hot_clusters * bundles.rows.cluster_neurons
+    return min(hot, bundles.pinned_neurons)
+
+
 def _add_prediction(compiler: Compiler, layer: int) -> None:
-    """Name the cold neurons to compute and order what is missing of them."""
+    """Name the neurons to compute and order what is missing of them."""
     predictors, bundles = compiler.predictors, compiler.layout.bundles
     assert predictors is not None
     assert bundles is not None
     fc2 = compiler.weight(tensor_name(layer, "fc2"))
     has_hidden = predictors.ranks[layer] > 0
     source = compiler.source("predicted" if has_hidden else "normed", fc2)
-    for neurons, _, rows in cold_runs(compiler, bundles, layer):
-        fields = {
-            "weight": fc2.offset, "weight_type": int(fc2.storage or 0), "cols": fc2.cols,
-            "bias": compiler.vector(tensor_name(layer, "threshold")), "flags": 0,
-        }  # fmt: skip
-        values = decode_fields(compiler, bundles, layer) | _cold_fields(compiler, bundles, rows)
-        compiler.add(kind=OpKind.PREDICT, **values | source | fields | extent(neurons))
+    fields = {
+        "weight": fc2.offset, "weight_type": int(fc2.storage or 0), "cols": fc2.cols,
+        "bias": compiler.vector(tensor_name(layer, "threshold")), "flags": 0,
+    }  # fmt: skip
+    shared = decode_fields(compiler, bundles, layer) | source
+    for index, (neurons, _, rows) in enumerate(_predicted_runs(compiler, bundles, layer)):
+        values = shared | rows | fields | extent(neurons)
+        compiler.add(kind=OpKind.PREDICT, together=index > 0, **values)
 
 
 def add_predicted_clusters(
     compiler: Compiler, bundles: BundlePlan, layer: int, shared: dict[str, Any]
 ) -> None:
     """Hot clusters beside predicted ones, then those whose rows had not landed."""
-    place, is_barrier = bundles.layers[layer], compiler.layout.config.matrix_barrier
-    hot, cold = hot_run(bundles, place), cold_runs(compiler, bundles, layer)
-    late = [(neurons, _cold_fields(compiler, bundles, rows)) for neurons, _, rows in cold]
-    if is_barrier and bundles.cold_slots:
-        for neurons, rows in late:
-            compiler.add(kind=OpKind.AWAIT_ROWS, **shared | rows | extent(neurons))
-    runs = [(neurons, rows) for neurons, _, rows in hot] + late
-    for index, (neurons, rows) in enumerate(runs):
-        compiler.add(
-            kind=OpKind.CLUSTERS, together=index > 0, **shared | rows | extent(neurons)
-        )  # fmt: skip
-    if bundles.cold_slots:
-        for neurons, rows in late:
-            compiler.add(kind=OpKind.LATE_CLUSTERS, **shared | rows | extent(neurons))
-
-
-def _cold_fields(compiler: Compiler, bundles: BundlePlan, rows: dict[str, Any]) -> dict[str, Any]:
-    cache = cache_fields(compiler) if bundles.cold_slots else {}
-    return rows | {"flags": OpFlag.PREDICTED} | cache
+    hot = pinned_run(bundles, layer, range(_hot_neurons(compiler, bundles)))
+    flags = {"flags": OpFlag.PREDICTED}
+    predicted = [
+        shared | rows | flags | extent(neurons)
+        for neurons, _, rows in _predicted_runs(compiler, bundles, layer)
+    ]
+    waiting = [values for values in predicted if values.get("cache")]
+    for values in waiting if compiler.layout.config.matrix_barrier else []:
+        compiler.add(kind=OpKind.AWAIT_ROWS, **values)
+    clusters = [
+        shared | rows | extent(neurons) | {"unit": compiler.hot_unit} for neurons, _, rows in hot
+    ]
+    for index, values in enumerate(clusters + predicted):
+        compiler.add(kind=OpKind.CLUSTERS, together=index > 0, **values)
+    for values in waiting:
+        compiler.add(kind=OpKind.LATE_CLUSTERS, **values)

@@ -140,23 +140,18 @@ def _bundle_reads(layout: ArenaLayout) -> list[BundleRead]:
 
 
 def _bundle_read(layout: ArenaLayout, bundles: BundlePlan, index: int, num_warm: int) -> BundleRead:
-    layer, rows, cold = bundles.layers[index], bundles.rows, bundles.cold
-    hot = bundles.hot_neurons if bundles.is_predicted else 0
-    num_pinned = hot if bundles.is_predicted else rows.num_neurons
-    pinned = []
-    if layer.rows_offset:
-        run = range(num_pinned)
-        pinned.append(SlotRun(run, layer.rows_offset, rows.read_begin, rows.slot_bytes))
-    if layer.cold_offset:
-        run = range(hot, rows.num_neurons)
-        pinned.append(SlotRun(run, layer.cold_offset, cold.read_begin, cold.slot_bytes))
-    warm = range(hot, min(hot + num_warm, rows.num_neurons))
-    slots = SlotRun(warm, bundles.slots_offset, cold.read_begin, cold.slot_bytes)
+    layer, rows, slots = bundles.layers[index], bundles.rows, bundles.slot_rows
+    has_tiles = layer.tiles_offset > 0
+    place = (slots.read_begin, slots.slot_bytes)
+    first_warm = bundles.pinned_neurons
+    pinned = range(first_warm if bundles.is_predicted else rows.num_neurons)
+    warm = range(first_warm, min(first_warm + num_warm, rows.num_neurons))
     return BundleRead(
         section=layer.section, cols=rows.cols, decide_type=rows.decide_type,
         decide_row=rows.decide_row, tiles_offset=layer.tiles_offset,
-        num_tiled=hot if bundles.is_predicted else rows.num_neurons,
-        pinned=tuple(pinned), warm=slots if bundles.cold_slots else None,
+        num_tiled=rows.num_neurons if has_tiles else 0,
+        pinned=SlotRun(pinned, layer.rows_offset, *place) if layer.rows_offset else None,
+        warm=SlotRun(warm, bundles.slots_offset, *place) if bundles.cold_slots else None,
         cache_offset=layout.at("boards.cache") if bundles.cold_slots else 0,
         first_neuron=index * rows.num_neurons,
     )  # fmt: skip

@@ -89,11 +89,19 @@ class Compiler:
     layout: ArenaLayout
     phase: Phase
     ops: list[StepOp]
+    hot_clusters: int = 0
+    """Predicted mode: clusters of each layer that are computed without being predicted."""
 
     @property
     def dense_unit(self) -> Unit:
         has_npu = self.layout.config.num_npu_threads > 0
         return Unit.NPU if self.phase is Phase.PREFILL and has_npu else Unit.CPU
+
+    @property
+    def hot_unit(self) -> Unit:
+        """Who computes hot clusters in decode."""
+        config = self.layout.config
+        return Unit.NPU if config.hot_on_npu and config.num_npu_threads else Unit.CPU
 
     @property
     def predictors(self) -> PredictorFile | None:
@@ -272,9 +280,11 @@ def _stacked(places: list[WeightPlace]) -> bool:
     )
 
 
-def compile_program(spec: ModelSpec, layout: ArenaLayout, phase: Phase) -> list[StepOp]:
-    """The ops of one forward pass in `phase`."""
-    ops = Compiler(spec, layout, phase, []).compile()
+def compile_program(
+    spec: ModelSpec, layout: ArenaLayout, phase: Phase, hot_clusters: int = 0
+) -> list[StepOp]:
+    """The ops of one forward pass in `phase`, with so many clusters of each layer hot."""
+    ops = Compiler(spec, layout, phase, [], hot_clusters).compile()
     if len(ops) > layout.max_ops:
         raise AssertionError(f"{len(ops)} ops, room for {layout.max_ops}")
     return ops

@@ -65,14 +65,14 @@ def logits_of(path: Path, **settings: object) -> list[bytes]:
 class TestPerfectPredictor:
     @pytest.mark.parametrize("name", MODELS)
     @pytest.mark.parametrize("share", SHARES)
-    @pytest.mark.parametrize("hot_clusters", [0, 1, 5, 99])
+    @pytest.mark.parametrize("hot_clusters", [(), (1,), (5, 2), (99,)])
     def test_residencies_and_hot_clusters(
         self,
         files: dict[str, Path],
         exact: dict[str, list[bytes]],
         name: str,
         share: float | None,
-        hot_clusters: int,
+        hot_clusters: tuple[int, ...],
     ) -> None:
         got = logits_of(files[name], ffn_resident=share, hot_clusters=hot_clusters)
         assert got == exact[name]
@@ -90,8 +90,15 @@ class TestPerfectPredictor:
     ) -> None:
         got = logits_of(
             files["drelu"], ffn_resident=0.4, num_workers=num_workers, num_npu_threads=0,
-            matrix_barrier=matrix_barrier, keep_neurons=keep_neurons, hot_clusters=2,
+            matrix_barrier=matrix_barrier, keep_neurons=keep_neurons, hot_clusters=(2,),
         )  # fmt: skip
+        assert got == exact["drelu"]
+
+    @pytest.mark.parametrize("share", [0.6, None])
+    def test_hot_clusters_on_the_npu_executor(
+        self, files: dict[str, Path], exact: dict[str, list[bytes]], share: float | None
+    ) -> None:
+        got = logits_of(files["drelu"], ffn_resident=share, hot_clusters=(3,), hot_on_npu=True)
         assert got == exact["drelu"]
 
     @pytest.mark.parametrize("max_tokens", [1, 2, 4])
@@ -122,9 +129,15 @@ class TestPerfectPredictor:
         )
         assert got == exact["drelu"]
 
-    def test_sequences_together_and_alone(self, files: dict[str, Path]) -> None:
+    @pytest.mark.parametrize("hot_clusters", [(), (1, 3, 5)])
+    def test_sequences_together_and_alone(
+        self, files: dict[str, Path], hot_clusters: tuple[int, ...]
+    ) -> None:
         prompts = [PROMPT, PROMPT[::-1], PROMPT[2:7]]
-        settings = {"ffn_resident": 0.5, "max_sequences": 3, "mode": PREDICTED}
+        settings = {
+            "ffn_resident": 0.7, "max_sequences": 3, "mode": PREDICTED,
+            "hot_clusters": hot_clusters,
+        }  # fmt: skip
         with LocalEngine(files["drelu"], **settings) as engine:
             together = engine.run_all([engine.request(p, NUM_TOKENS) for p in prompts])
             alone = [engine.generate(p, NUM_TOKENS) for p in prompts]
