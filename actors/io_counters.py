@@ -64,10 +64,11 @@ class IoMeter:
         if self._reads is None or self._cache is None:
             return total
         stall_ns = sum(int(activity.stall_ns) for activity in self._activities)
+        pinned = sum(int(activity.pinned) for activity in self._activities)
         used = self._cache.counters()
         return total.plus(
             IoCounters(
                 int(self._reads.bytes_read), int(self._reads.reads), stall_ns,
-                used.hits, used.misses + used.late,
+                used.hits + pinned, used.misses + used.late,
             )
         )  # fmt: skip

@@ -20,6 +20,8 @@ class LayerActivity:
     gated_share: float
     """The value that decides (gate, or up where there is none) is above zero: its up and down rows
     are needed. Counted in dense mode too."""
+    predicted_share: float
+    """A predictor named it: its gate was computed. Hot clusters are not predicted."""
     active_share: float
     """The product that meets the down matrix is not zero; in dense mode every neuron counts."""
 
@@ -32,7 +34,6 @@ def layer_activity(arena: Arena, layout: ArenaLayout) -> list[LayerActivity]:
     for index in range(len(layout.bundles.layers)):
         counts = arena.layer_activity(layout.at("boards.activity"), index)
         total = max(1, int(counts.tokens)) * layout.bundles.rows.num_neurons
-        activities.append(
-            LayerActivity(int(counts.tokens), counts.gated / total, counts.active / total)
-        )
+        shares = (counts.gated / total, counts.predicted / total, counts.active / total)
+        activities.append(LayerActivity(int(counts.tokens), *shares))
     return activities

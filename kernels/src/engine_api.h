@@ -124,7 +124,8 @@ struct layer_activity {
                                  added; with OPF_ALL_NEURONS every neuron */
     uint64_t stall_ns;        /* executors' time waiting for rows */
     uint64_t predicted;       /* neurons that a predictor named */
-    uint64_t reserved[3];
+    uint64_t pinned;          /* neurons whose rows were needed and always stay; of a batch once */
+    uint64_t reserved[2];
 };
 
 /* One executor's place in the arena, 128 bytes. */

@@ -107,7 +107,10 @@ static void wait_for_room(struct executor_record *executor, uint64_t end_ns) {
 static void find_rows(void *base, const struct step_op *op, const struct step_params *step,
                       struct executor_record *executor, const struct cluster *c) {
     uint64_t end_ns = monotonic_ns() + ROOM_TIMEOUT_NS;
+    struct layer_activity *activity = at(base, op->activity);
     int found = !op->cache;
+    if (found)
+        count_activity(&activity->pinned, c->work->num_active);
     for (uint32_t i = 0; found && i < c->work->num_active; i++)
         c->place[i] = c->active[i] - op->first_neuron;
     while (!found && !aborted(base)) {

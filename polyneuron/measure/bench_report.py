@@ -110,6 +110,7 @@ class BenchReport:
             "peak_bytes": trial.peak_bytes,
             "io_bytes_per_token": io.bytes_per_token,
             "hit_rate": io.hit_rate,
+            "miss_rate_p99": io.miss_rate_p99,
             "stall_share": io.stall_share,
             "token_ms": trial.token_ms,
             "overhead_ms": self.overhead_ms if is_own_decode else None,

@@ -47,7 +47,10 @@ class OwnEngine:
         dense_units = config.num_npu_threads or config.num_workers
         executors = dense_units if phase is Phase.PREFILL else config.num_workers
         return SampleIo(
-            both.bytes_read / num_tokens, both.hit_rate, both.stall_ns / (executors * total_ns)
+            both.bytes_read / num_tokens,
+            both.hit_rate,
+            both.stall_ns / (executors * total_ns),
+            io.miss_rate_p99,
         )
 
     def overhead_ms(self, tokens: Sequence[int]) -> float | None:

@@ -45,6 +45,8 @@ class SampleIo:
     """Of neurons that were needed, those that were in memory."""
     stall_share: float | None = None
     """Of the executors' time, what they waited for weights."""
+    miss_rate_p99: float | None = None
+    """99 in 100 tokens missed at most this share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ class Trial:
             _median_or_none([io.bytes_per_token for io in samples]),
             _median_or_none([io.hit_rate for io in samples]),
             _median_or_none([io.stall_share for io in samples]),
+            _median_or_none([io.miss_rate_p99 for io in samples]),
         )
 
 

@@ -17,7 +17,7 @@ from polyneuron.planning.source import open_source
 from tests.support.tiny_gguf import TinyModel, write_tiny_gguf
 from tests.support.tiny_ncf import SPARSE, write_source
 
-FOUND = Activations(7, (LayerActivity(7, 0.5, 0.25), LayerActivity(7, 0.25, 0.125)))
+FOUND = Activations(7, (LayerActivity(7, 0.5, 0.0, 0.25), LayerActivity(7, 0.25, 0.0, 0.125)))
 
 
 class TestRefusals:
