@@ -70,6 +70,10 @@ class Coding:
         """Random values into rows (num_rows, row_bytes), which may lie apart."""
         raise NotImplementedError
 
+    def resize(self, rows: Bytes, sizes: F32) -> None:
+        """Multiply what fill made by sizes (rows or 1, blocks of 32 columns or 1)."""
+        raise NotImplementedError
+
     def set_first_block(self, rows: Bytes, values: F32) -> None:
         """Make columns 0 to 31 of rows[i] all values[i], but for the rounding of a half."""
         raise NotImplementedError
@@ -114,6 +118,11 @@ class QuantisedCoding(Coding):
         whole_words = -(-num_blocks // WORD_BYTES) * WORD_BYTES
         chosen = random_rows(chance.scale_key, row_ids, whole_words)[:, :num_blocks]
         scales[:] = chance.choices.view(np.uint16).take(chosen)  # faster than an index
+
+    def resize(self, rows: Bytes, sizes: F32) -> None:
+        """Only the scales change, so tiles of 32 x 32 still have one."""
+        scales = self._parts(rows)[1].view(np.float16)
+        scales *= sizes
 
     def set_first_block(self, rows: Bytes, values: F32) -> None:
         """All quants alike."""
@@ -201,6 +210,11 @@ class HalfCoding(Coding):
         fill_random_rows(rows, chance.key, row_ids)
         values = rows.view(np.uint16)
         values[:] = chance.choices.view(np.uint16).take(values % NUM_VALUES)
+
+    def resize(self, rows: Bytes, sizes: F32) -> None:
+        """Every value."""
+        values = rows.view(np.float16).reshape(len(rows), -1, BLOCK_COLS)  # never a copy
+        values *= sizes[..., None]
 
     def set_first_block(self, rows: Bytes, values: F32) -> None:
         """The values themselves."""

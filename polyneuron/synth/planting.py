@@ -2,6 +2,8 @@
 
 Columns 0 to 31 of the residual stream hold a constant in every layer: embeddings set it, and no
 attention output and no down row writes there. A row's values in those columns are its bias.
+What is written to the columns behind them falls in size from block to block: the stream has a
+decaying spectrum. What reads them treats all alike.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ from polyneuron.model.rope import rope_frequencies
 from polyneuron.model.spec import ModelSpec
 from polyneuron.synth.rates import gate_thresholds, squared_activation, up_shift
 from polyneuron.synth.recipe import Recipe, stream_key
+from polyneuron.synth.spectrum import block_variances
 
 CONSTANT = 1.0
-"""The constant columns' value in the residual stream; the others begin with a variance of 1."""
+"""The constant columns' value in the residual stream; the others begin with a mean variance of 1."""
 ATTENTION_VARIANCE = 0.4
 """What all attention layers together add to it."""
 FEED_FORWARD_VARIANCE = 0.5
@@ -50,6 +53,7 @@ class Planting:
         self.sparsity = sparsity
         self._seed = seed
         self._varying = spec.d_model - BLOCK_COLS
+        self._block_sizes = self._stream_sizes()
         self._scales = self._stream_scales()
         self._query = math.sqrt(2.0 * RECENCY * math.log(spec.rope.base) / spec.head_dim**0.5)
         self._averaging = self._attention_averaging()
@@ -64,9 +68,9 @@ class Planting:
         """What a matrix is made of."""
         spread = 1.0 / math.sqrt(self._varying)
         if layer_id is None:
-            is_head = role == "output"
-            std = LOGIT_STD * spread if is_head else 1.0
-            return Recipe(std, self._bias(self.spec.vocab_size, 0.0 if is_head else CONSTANT))
+            if role == "output":
+                return Recipe(LOGIT_STD * spread, self._bias(self.spec.vocab_size, 0.0))
+            return Recipe(1.0, self._bias(self.spec.vocab_size, CONSTANT), self._block_sizes)
         scales = self._scales[layer_id]
         match role:
             case "attn_q":
@@ -80,20 +84,25 @@ class Planting:
             case "attn_v":
                 return Recipe(spread, self._bias(self.spec.kv_dim, 0.0))
             case "attn_output":
-                return Recipe(self._output_std(scales), None, num_zero_rows=BLOCK_COLS)
+                row_sizes = np.repeat(self._block_sizes, BLOCK_COLS)
+                return Recipe(self._output_std(scales), None, row_sizes=row_sizes)
             case "ffn_gate":
                 return Recipe(spread, self._gate_bias(layer_id, scales))
             case "ffn_up":
                 shift = up_shift() * scales.feed_forward_rms / (BLOCK_COLS * CONSTANT)
                 return Recipe(spread, self._bias(self.spec.d_ff, shift))
             case "ffn_down":
-                return Recipe(
-                    self._down_std(scales), self._bias(self.spec.d_ff, 0.0), is_by_neuron=True
-                )
+                std = self._down_std(scales)
+                return Recipe(std, None, self._block_sizes, is_by_neuron=True)
         raise ValueError(f"role: {role}")
 
     def _bias(self, num_rows: int, value: float) -> NDArray[np.float32]:
         return np.full(num_rows, value, np.float32)
+
+    def _stream_sizes(self) -> NDArray[np.float32]:
+        """(d_model / 32): rms of what is written to each block of columns; none to the constant."""
+        variances = block_variances(self._varying // BLOCK_COLS)
+        return np.concatenate([[0.0], np.sqrt(variances)]).astype(np.float32)
 
     def _stream_scales(self) -> list[StreamScales]:
         variance, scales = 1.0, []

@@ -16,8 +16,10 @@ class Recipe:
     std: float
     first_block: NDArray[np.float32] | None
     """(rows): the value of columns 0 to 31 in each row; None: random as the others are."""
-    num_zero_rows: int = 0
-    """The first rows, which are zero."""
+    block_sizes: NDArray[np.float32] | None = None
+    """(cols / 32): by what the values of each 32 columns are larger than std; None: by nothing."""
+    row_sizes: NDArray[np.float32] | None = None
+    """(rows): the same of each row."""
     is_by_neuron: bool = False
     """Made with a row for each neuron: the transpose of what a GGUF holds."""
 

@@ -39,11 +39,14 @@ class RandomMatrix:
 
     def fill(self, rows: Bytes, row_ids: RowIds) -> None:
         """The rows of these numbers into rows (num_rows, row_bytes), which may lie apart."""
+        recipe = self.recipe
         self.coding.fill(rows, row_ids, self.chance)
-        if self.recipe.first_block is not None:
-            self.coding.set_first_block(rows, self.recipe.first_block[row_ids])
-        if self.recipe.num_zero_rows:
-            rows[row_ids < self.recipe.num_zero_rows] = 0
+        if recipe.block_sizes is not None:
+            self.coding.resize(rows, recipe.block_sizes[None, :])
+        if recipe.row_sizes is not None:
+            self.coding.resize(rows, recipe.row_sizes[row_ids, None])
+        if recipe.first_block is not None:
+            self.coding.set_first_block(rows, recipe.first_block[row_ids])
 
     def make(self, first_row: int, num_rows: int) -> Bytes:
         """A run of rows (num_rows, row_bytes)."""

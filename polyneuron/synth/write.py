@@ -23,7 +23,7 @@ from polyneuron.synth.twin import twin_file, twin_keys
 from polyneuron.synth.vocabulary import file_keys
 from polyneuron.synth.weights import WeightSource
 
-RECIPE = "synth-1"
+RECIPE = "synth-2"
 """Changes whenever the same settings give other bytes."""
 DEFAULT_SPARSITY = 0.9
 MAX_SEED = (1 << 32) - 1
