@@ -18,12 +18,14 @@ KNEE = 0.055
 
 
 def variance_share(fraction: F64) -> F64:
-    """The share of all variance that the first columns have; fraction: 0 to 1, of the columns.
+    """The share of all variance in the first columns; fraction (n): 0 to 1, of the columns.
 
     The integral of (1 + t / KNEE) ^ -DECAY over t from 0 to fraction, of that from 0 to 1.
     """
-    share: F64 = 1.0 - (1.0 + fraction / KNEE) ** (1.0 - DECAY)
-    return share / (1.0 - (1.0 + 1.0 / KNEE) ** (1.0 - DECAY))
+    ends = np.append(fraction, 1.0)
+    integrals: F64 = 1.0 - (1.0 + ends / KNEE) ** (1.0 - DECAY)
+    shares: F64 = integrals[:-1] / integrals[-1]
+    return shares
 
 
 def block_variances(num_blocks: int) -> F64:

@@ -13,13 +13,14 @@ from polyneuron.errors import ConfigError
 from polyneuron.io.gguf_file import check_supported, read_header
 from polyneuron.io.ncf_format import Layout
 from polyneuron.io.ncf_reader import read_ncf
-from polyneuron.kernels.quant import StorageType
+from polyneuron.kernels.quant import BLOCK_COLS, StorageType
 from polyneuron.model.architecture import describe
 from polyneuron.model.convert import convert
 from polyneuron.model.ncf_spec import spec_of
 from polyneuron.model.tokenizer import Tokenizer
 from polyneuron.synth import pieces, twin
 from polyneuron.synth.codings import CODINGS
+from polyneuron.synth.spectrum import block_variances
 from polyneuron.synth.write import synthesize
 from tests.support.local_engine import LocalEngine
 from tests.support.reference_model import ReferenceModel
@@ -27,7 +28,8 @@ from tests.support.synthetic import ODD, bundle_values, small_settings, write_sy
 from tests.support.tiny_ncf import cut_small, stored
 
 # Of the data behind the heads.
-GOLDEN = {"synth.ncf": "d4074d1c27958aad", "synth.gguf": "ca6e2142c62dba2f"}
+GOLDEN = {"synth.ncf": "e1ac8c60b0bb054d", "synth.gguf": "4d9fd4e447399382"}
+READ = ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
 FED = ("ffn_gate", "ffn_up", "ffn_down")
 
 
@@ -134,6 +136,35 @@ class TestWeights:
         starts = {"synth.ncf": ncf.data_offset, "synth.gguf": header.data_offset}
         data = (tmp_path / name).read_bytes()[starts[name] :]
         assert hashlib.sha256(data).hexdigest()[:16] == GOLDEN[name]
+
+
+class TestSpectrum:
+    @pytest.mark.parametrize("quant", CODINGS)
+    def test_what_is_written_to_the_stream_falls_in_size(self, quant: str, tmp_path: Path) -> None:
+        """From one block of columns to the next; nothing is added to the constant."""
+        settings = small_settings(quant=quant)
+        write_synth(tmp_path, settings)
+        weights = ReferenceModel(tmp_path / "synth.gguf").weights
+        num_blocks = settings.spec.d_model // BLOCK_COLS
+        expected = block_variances(num_blocks - 1)
+        written = {
+            "token_embd.weight": weights["token_embd.weight"].T,
+            "blk.1.attn_output.weight": weights["blk.1.attn_output.weight"],
+            "blk.1.ffn_down.weight": weights["blk.1.ffn_down.weight"],
+        }
+        for name, outputs in written.items():
+            constant = 1.0 if name.startswith("token") else 0.0
+            assert outputs[:BLOCK_COLS] == pytest.approx(constant, abs=1e-3), name
+            variances = np.square(outputs).reshape(num_blocks, -1).mean(axis=1)[1:]
+            assert variances / variances.mean() == pytest.approx(expected, rel=0.25), name
+
+    def test_what_reads_the_stream_treats_columns_alike(self, tmp_path: Path) -> None:
+        write_synth(tmp_path)
+        weights = ReferenceModel(tmp_path / "synth.gguf").weights
+        for name in ("output.weight", *(f"blk.0.{role}.weight" for role in READ)):
+            variances = np.square(weights[name]).mean(axis=0)[BLOCK_COLS:]
+            by_block = variances.reshape(-1, BLOCK_COLS).mean(axis=1)
+            assert by_block / by_block.mean() == pytest.approx(1.0, abs=0.15), name
 
 
 class TestDeterminism:
@@ -244,6 +275,7 @@ PROGRAM = """
 import resource, sys
 from pathlib import Path
 from polyneuron.synth.shapes import shape_spec
+from polyneuron.synth.spectrum import block_variances
 from polyneuron.synth.write import SynthSettings, synthesize
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 spec = shape_spec("bamboo-7b", d_model=1024, d_ff=4096, num_heads=8)

@@ -30,15 +30,21 @@ class ReferenceModel:
         self.spec = describe(header)
         self.names = tensor_map(self.spec)
         self.dtype = dtype
-        self.weights: dict[str, Floats] = {}
-        with header.path.open("rb") as file:
-            for name in tensor_shapes(self.spec):
-                tensor = header.tensor(name)
-                file.seek(tensor.offset)
-                raw = np.frombuffer(file.read(tensor.num_bytes), dtype=np.uint8)
-                blocks = raw.reshape(tensor.num_rows, -1)
-                values = dequantize(blocks, GGMLQuantizationType(tensor.type_id))
-                self.weights[name] = values.reshape(tensor.shape).astype(dtype)
+        self._header = header
+        self.weights = self._load(tuple(tensor_shapes(self.spec)))
+
+    def _load(self, names: tuple[str, ...]) -> dict[str, Floats]:
+        return {name: self.decoded(name) for name in names}
+
+    def decoded(self, name: str) -> Floats:
+        """The values of one tensor."""
+        tensor = self._header.tensor(name)
+        with self._header.path.open("rb") as file:
+            file.seek(tensor.offset)
+            raw = np.frombuffer(file.read(tensor.num_bytes), dtype=np.uint8)
+        values = dequantize(raw.reshape(tensor.num_rows, -1), GGMLQuantizationType(tensor.type_id))
+        decoded: Floats = values.reshape(tensor.shape).astype(self.dtype)
+        return decoded
 
     def logits(self, token_ids: NDArray[np.integer[Any]]) -> Floats:
         """token_ids (n) -> logits (n, vocab_size), row i after tokens 0..i."""
