@@ -23,7 +23,7 @@ from polyneuron.synth.recipe import Recipe, stream_key
 from polyneuron.synth.spectrum import block_variances
 
 CONSTANT = 1.0
-"""The constant columns' value in the residual stream; the others begin with a mean variance of 1."""
+"""Of the constant columns in the residual stream; the others' variance begins with a mean of 1."""
 ATTENTION_VARIANCE = 0.4
 """What all attention layers together add to it."""
 FEED_FORWARD_VARIANCE = 0.5
