@@ -36,6 +36,8 @@ class ProbeCase:
     pattern: Pattern
     read_bytes: int
     depth: int
+    range_bytes: int = 0
+    """How much of the file, from its start; 0: all of it."""
 
 
 CASES = tuple(
@@ -136,7 +138,7 @@ def _measure(device: FileDevice, case: ProbeCase, choices: random.Random, max_ns
 
 def _offsets(info: DeviceInfo, case: ProbeCase, choices: random.Random) -> list[int]:
     """Whole reads within the file; a sequence begins anywhere and goes round."""
-    places = info.file_bytes // case.read_bytes
+    places = min(info.file_bytes, case.range_bytes or info.file_bytes) // case.read_bytes
     if places == 0:
         raise ConfigError(
             f"{info.path}: has {info.file_bytes} bytes, a probe needs {case.read_bytes} or more"

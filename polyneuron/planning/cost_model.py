@@ -1,0 +1,283 @@
+"""How long a decode step takes, from a model's bytes and a device's figures (PAPER §1.10).
+
+Pure functions. Times are nanoseconds of wall time unless told otherwise. A step is attention, feed
+forward and head; processor time of reads comes on top of the kernels' where workers and reader
+share cores, and reading overlaps with what does not wait for it:
+
+- streamed layers are read ahead all the time, so only their total can be longer than the rest;
+- a missed neuron is ordered when its cluster is decided, so a layer's reads overlap with that
+  layer's feed forward, and with its attention too where a predictor has looked ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from polyneuron.planning.device import DeviceProfile, Kernel
+from polyneuron.planning.hotness import Hotness
+from polyneuron.planning.work import Matrix, ModelWork, RowWork
+
+DENSE, EXACT, PREDICTED = "dense", "exact", "predicted"
+
+OPS_A_LAYER = {DENSE: 8, EXACT: 9, PREDICTED: 11}
+"""Of the decode program: norm, q/k/v, rotation, attention, output, norm, and the feed forward's."""
+CLAIMS = 8
+"""In so many claims an executor takes its share of an op; who is first waits for half of one."""
+OUTSIDE_NS = 100_000.0
+"""Of a step, what the coordinator does between two of them: sampling, plan, mailbox."""
+LAND_NS = 1_500.0
+"""Processor time to wake who waits for a neuron that has landed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PredictorWork:
+    """The predictors of a model, layers as their mean."""
+
+    matrices: tuple[Matrix, ...]
+    """fc1 and fc2 of one layer."""
+    recall: float
+    """Of neurons whose gate is above zero, those that are predicted."""
+    ratio: float
+    """Neurons predicted, by neurons whose gate is above zero."""
+    is_early: bool
+    """Whether it reads the attention's input, so that reads can begin before attention."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one layer."""
+        return sum(matrix.num_bytes for matrix in self.matrices)
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """What a plan chooses for one batch size."""
+
+    mode: str
+    workers: int
+    queue_depth: int = 32
+    num_resident: int = 0
+    """Layers in memory: whole, or with their deciding rows when there are cold slots."""
+    cold_slots: int = 0
+    hot_neurons: int = 0
+    """Of each layer: the hottest ones, wholly in memory. Predicted mode only."""
+    is_looking_ahead: bool = False
+    """Whether reads begin before attention. Predicted mode with an early predictor only."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """One decode step of `batch` sequences."""
+
+    batch: int
+    total_ns: float
+    compute_ns: float
+    """If nothing had to be read."""
+    bytes_read: float
+    reads: float
+    """Of single neurons."""
+    hit_rate: float | None
+    """Of needed neurons; None without a neuron cache."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """All sequences together."""
+        return self.batch * 1e9 / self.total_ns
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Read from the file."""
+        return self.bytes_read / self.batch
+
+    @property
+    def waiting_share(self) -> float:
+        """Of the step, what reading adds."""
+        return 1.0 - self.compute_ns / self.total_ns
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """A model on a device."""
+
+    work: ModelWork
+    device: DeviceProfile
+    hotness: Hotness | None
+    """None of models whose neurons are never zero."""
+    predictor: PredictorWork | None = None
+    positions: int = 256
+    """Of the context that attention looks back on."""
+
+    def step(self, knobs: Knobs, batch: int = 1) -> StepCost:
+        """What a decode step costs with these knobs."""
+        return _Step(self, knobs, batch).cost()
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One layer's feed forward."""
+
+    early_ns: float
+    """Kernels before anything can be ordered."""
+    compute_ns: float
+    """All kernels."""
+    reads: float = 0.0
+    hit_rate: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    model: CostModel
+    knobs: Knobs
+    batch: int
+
+    # ---- kernels
+
+    def _balanced(self, ns: float) -> float:
+        """With the wait for whoever has claimed last."""
+        n = self.knobs.workers
+        return ns * (1.0 + (n - 1) / n / (2 * CLAIMS))
+
+    def _rate(self, kernel: Kernel, storage: str, cols: int, tokens: int = 1) -> float:
+        device = self.model.device
+        return device.kernel_bytes_per_s(kernel, storage, cols, self.knobs.workers, tokens)
+
+    def _tiles(self, matrices: Iterable[Matrix], share: float = 1.0) -> float:
+        return self._balanced(
+            sum(
+                share * m.num_bytes * 1e9 / self._rate(Kernel.TILES, m.storage, m.cols, self.batch)
+                for m in matrices
+            )
+        )
+
+    def _row_ns(self, kernel: Kernel, storage: str, row_bytes: int) -> float:
+        """One row for one token."""
+        rows = self._rows
+        return row_bytes * 1e9 / self._rate(kernel, storage, rows.cols)
+
+    @property
+    def _rows(self) -> RowWork:
+        rows = self.model.work.rows
+        assert rows is not None
+        return rows
+
+    @property
+    def _hotness(self) -> Hotness:
+        hotness = self.model.hotness
+        assert hotness is not None
+        return hotness
+
+    def _up_and_down(self, union: float, gated: float) -> float:
+        """Neurons that some token needs get their up row by every token, their down row by those
+        tokens whose product is not zero."""
+        rows = self._rows
+        up = self._row_ns(Kernel.DOT, rows.up_type, rows.up_row) if rows.up_row else 0.0
+        down = self._row_ns(Kernel.AXPY, rows.down_type, rows.down_row)
+        active = gated * self._hotness.active_share
+        return self._balanced(self.batch * (union * up + active * down))
+
+    # ---- a layer's feed forward by mode
+
+    def _every_neuron(self) -> _Layer:
+        work = self.model.work
+        if work.rows is None:
+            ns = self._tiles(work.feed_forward)
+            return _Layer(0.0, ns)
+        rows = work.rows
+        up = self._row_ns(Kernel.DOT, rows.up_type, rows.up_row) if rows.up_row else 0.0
+        down = self._row_ns(Kernel.AXPY, rows.down_type, rows.down_row)
+        others = self._balanced(self.batch * rows.num_neurons * (up + down))
+        return _Layer(0.0, self._tiles([rows.decide]) + others)
+
+    def _gates_first(self) -> _Layer:
+        rows, hotness = self._rows, self._hotness
+        union = hotness.needed(self.batch) * rows.num_neurons
+        gated = hotness.needed() * rows.num_neurons
+        decide = self._tiles([rows.decide])
+        compute = decide + self._up_and_down(union, gated)
+        if not self.knobs.cold_slots:
+            return _Layer(decide, compute)
+        cached = self.knobs.cold_slots / (self.knobs.num_resident * rows.num_neurons)
+        hits = hotness.hit_rate(cached, self.batch)
+        return _Layer(decide / rows.num_clusters, compute, union * (1.0 - hits), hits)
+
+    def _predicted(self) -> _Layer:
+        rows, hotness, predictor = self._rows, self._hotness, self.model.predictor
+        assert predictor is not None
+        num = rows.num_neurons
+        hot = self.knobs.hot_neurons / num
+        predict = self._tiles(predictor.matrices, 1.0 - hot)
+        asked, found = hotness.scaled(predictor.ratio), hotness.scaled(predictor.recall)
+        union = num * asked.needed(self.batch, hot)
+        active, active_union = (
+            num * (hotness.needed(batch, 0.0, hot) + found.needed(batch, hot))
+            for batch in (1, self.batch)
+        )
+        gates = self._row_ns(Kernel.DOT, rows.decide_type, rows.decide_row)
+        decide = self._tiles([rows.decide], hot) + self._balanced(self.batch * union * gates)
+        compute = predict + decide + self._up_and_down(active_union, active)
+        others = self.model.work.num_layers * (num - self.knobs.hot_neurons)
+        hits = asked.hit_rate(self.knobs.cold_slots / others if others else 1.0, self.batch, hot)
+        early = predict if predictor.is_early else predict / rows.num_clusters
+        return _Layer(early, compute, union * (1.0 - hits), hits)
+
+    def _feed_forward(self) -> _Layer:
+        work, mode = self.model.work, self.knobs.mode
+        if work.rows is None or mode == DENSE or self.model.hotness is None:
+            return self._every_neuron()
+        return self._predicted() if mode == PREDICTED else self._gates_first()
+
+    # ---- reads
+
+    def _shared(self, compute_ns: float, cpu_ns: float) -> float:
+        """Kernels of all workers, and a reader that needs a core for `cpu_ns` meanwhile."""
+        workers, cores = self.knobs.workers, self.model.device.num_cores
+        return max(compute_ns, cpu_ns, (workers * compute_ns + cpu_ns) / max(workers, cores))
+
+    def _with_reads(self, layer: _Layer, attention_ns: float, read_bytes: int) -> float:
+        """Attention and feed forward of a layer that misses neurons."""
+        device, knobs, work = self.model.device, self.knobs, self.model.work
+        if layer.reads <= 0:
+            return attention_ns + layer.compute_ns
+        speed = device.random_reads(read_bytes, min(knobs.queue_depth, max(1.0, layer.reads)))
+        cpu_ns = layer.reads * (speed.cpu_ns + device.cache.miss_ns + LAND_NS)
+        # The last neuron to land still has to be computed: a cluster's part of the layer.
+        last = (layer.compute_ns - layer.early_ns) / (work.rows.num_clusters if work.rows else 1)
+        reading = layer.early_ns + layer.reads * 1e9 / speed.reads_per_s + last
+        if knobs.is_looking_ahead:
+            return max(self._shared(attention_ns + layer.compute_ns, cpu_ns), reading)
+        return attention_ns + max(self._shared(layer.compute_ns, cpu_ns), reading)
+
+    def cost(self) -> StepCost:
+        """Add everything up."""
+        work, device, knobs = self.model.work, self.model.device, self.knobs
+        keys = work.kv_bytes * self.model.positions * self.batch
+        attention = self._tiles(work.attention)
+        attention += keys * 1e9 / self._rate(Kernel.ATTENTION, "f16", 128)
+        step = device.step(knobs.workers)
+        num_ops = OPS_A_LAYER[knobs.mode] * work.num_layers + 3
+        outside = OUTSIDE_NS + step.step_ns + num_ops * step.op_ns + self._tiles([work.head])
+        layer = self._feed_forward()
+        predicted = knobs.mode == PREDICTED
+        resident = work.num_layers if predicted else knobs.num_resident
+        streamed = work.num_layers - resident
+        read_bytes = self._read_bytes(predicted)
+        plain = outside + work.num_layers * (attention + layer.compute_ns)
+        cached = resident * self._with_reads(layer, attention, read_bytes)
+        total = outside + cached + streamed * (attention + layer.compute_ns)
+        stream_bytes = streamed * work.layer_bytes
+        if stream_bytes:
+            reads = device.layer_reads()
+            each = stream_bytes / reads.read_bytes
+            total = max(self._shared(total, each * reads.cpu_ns), each * 1e9 / reads.reads_per_s)
+        reads_of_neurons = resident * layer.reads
+        has_cache = bool(knobs.cold_slots) and work.rows is not None
+        return StepCost(
+            self.batch, total, plain, stream_bytes + reads_of_neurons * read_bytes,
+            reads_of_neurons, layer.hit_rate if has_cache else None,
+        )  # fmt: skip
+
+    def _read_bytes(self, predicted: bool) -> int:
+        rows = self.model.work.rows
+        if rows is None:
+            return 0
+        return rows.bundle_bytes if predicted else rows.slot_bytes
