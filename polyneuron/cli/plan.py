@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich import box
 from rich.table import Table
 
 from polyneuron.cli import options
+from polyneuron.cli.options import OUTPUT, option
 from polyneuron.cli.shown import result_console
 from polyneuron.config import FeedForwardMode
 from polyneuron.sizes import show_size
@@ -28,9 +29,14 @@ def plan(
     mode: options.Mode = FeedForwardMode.AUTO,
     ctx_size: options.CtxSize = 0,
     threads: options.Threads = 0,
+    output: Annotated[
+        str | None,
+        option("--output", "-o", panel=OUTPUT, text="write the plan: a TOML file for run --plan"),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Show what stays in memory, what is read for each token, and how fast that can be."""
+    from polyneuron.cli.plan_choice import choose, expectations, write_plan
     from polyneuron.config import EngineConfig
     from polyneuron.host_memory import HostMemory
     from polyneuron.model.locate import locate_model
@@ -47,12 +53,16 @@ def plan(
         source, config, limit, private_estimate(config), lambda layout: open_source(path, layout)
     )
     rate = disk_rate(path) if budget.layout.is_streaming and source.can_stream else None
+    chosen = choose(source, config, budget, must_measure=output is not None)
+    if output is not None:
+        write_plan(Path(output), chosen, open_source(path))
     if as_json:
-        sys.stdout.write(json.dumps(as_object(budget, rate)) + "\n")
+        expected = expectations(chosen)
+        sys.stdout.write(json.dumps(as_object(budget, rate) | expected) + "\n")
         return
     console = result_console(PLAIN_WIDTH)
     console.print(table(budget))
-    for line in promises(budget, rate, can_stream=source.can_stream):
+    for line in [*promises(budget, rate, can_stream=source.can_stream), *chosen.lines()]:
         console.print(line, soft_wrap=True)
 
 

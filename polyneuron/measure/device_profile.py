@@ -118,9 +118,7 @@ def thread_counts(most: int) -> list[int]:
 
 
 @contextmanager
-def _probed_file(
-    path: Path, effort: Effort, progress: Progress
-) -> Iterator[tuple[Path, int]]:
+def _probed_file(path: Path, effort: Effort, progress: Progress) -> Iterator[tuple[Path, int]]:
     """The file itself, or a nameless one in the folder."""
     if path.is_file():
         yield path, path.stat().st_size
@@ -202,9 +200,7 @@ def _kernel_rows(counts: list[int], effort: Effort, progress: Progress) -> Itera
         parts = [memory[i * share : (i + 1) * share] for i in range(threads)]
         for storage, cols in itertools.product(effort.types, effort.widths):
             stride = -(-2 * row_bytes(storage, cols) // 512) * 512  # up and down of a neuron
-            readers = [
-                Reader(storage, cols, effort.rows_a_call, part, (stride,)) for part in parts
-            ]
+            readers = [Reader(storage, cols, effort.rows_a_call, part, (stride,)) for part in parts]
             runs = [dict(reader.runs()) for reader in readers]
             names = {Kernel.TILES: "tiles", Kernel.DOT: f"dot {stride}"}
             names |= {Kernel.AXPY: f"axpy {stride}"}

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 from polyneuron.config import cache_folder
 from polyneuron.errors import FormatError
+from polyneuron.io.whole_file import write_whole
 from polyneuron.measure.device_profile import Progress, device_key, profile_device
 from polyneuron.planning.device import DeviceKey, DeviceProfile
 
@@ -38,15 +36,7 @@ def store_profile(profile: DeviceProfile) -> Path:
     """Write it whole or not at all; returns where it is."""
     path = stored_path(profile.key)
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(profile.as_dict(), file, indent=1)
-        os.replace(name, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
+    write_whole(path, json.dumps(profile.as_dict(), indent=1).encode())
     return path
 
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any, Self
 
 from polyneuron.errors import FormatError
@@ -206,7 +207,9 @@ def _between_reads(rows: Sequence[ReadSpeed], read_bytes: float, depth: float) -
         depths = sorted({row.depth for row in rows})
         at_depth = []
         for each in depths:
-            sizes = sorted((row.read_bytes, getattr(row, name)) for row in rows if row.depth == each)
+            sizes = sorted(
+                (row.read_bytes, getattr(row, name)) for row in rows if row.depth == each
+            )
             at_depth.append(_between(read_bytes, [s for s, _ in sizes], [v for _, v in sizes]))
         figures[name] = _between(depth, depths, at_depth)
     return ReadSpeed(
@@ -223,7 +226,7 @@ def _kernel_speed(
         raise FormatError(f"damaged device profile: nothing about {kernel}")
     types = {row.storage for row in known}
     stand_in = {"q4m": "q4", "f16": "q8", "f32": "q8"}.get(storage, storage)
-    chosen = stand_in if stand_in in types else sorted(types)[0]
+    chosen = stand_in if stand_in in types else min(types)
     known = [row for row in known if row.storage == chosen]
     width = min({row.cols for row in known}, key=lambda c: abs(math.log(c / cols)))
     known = [row for row in known if row.cols == width]
@@ -243,7 +246,7 @@ def _between(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
     pairs = sorted(zip(xs, ys, strict=True))
     if x <= pairs[0][0]:
         return pairs[0][1]
-    for (x0, y0), (x1, y1) in zip(pairs, pairs[1:], strict=False):
+    for (x0, y0), (x1, y1) in pairwise(pairs):
         if x <= x1:
             share = math.log(x / x0) / math.log(x1 / x0)
             if y0 <= 0 or y1 <= 0:

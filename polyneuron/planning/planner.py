@@ -151,9 +151,7 @@ class Planner:
                 return None
             knobs = replace(knobs, num_resident=self.model.work.num_layers, cold_slots=slots)
         else:
-            knobs = replace(
-                knobs, num_resident=budget.num_resident, cold_slots=budget.cold_slots
-            )
+            knobs = replace(knobs, num_resident=budget.num_resident, cold_slots=budget.cold_slots)
         return Choice(knobs, budget, self.model.step(knobs, batch))
 
     def predicted_slots(self, budget: Budget, hot_neurons: int) -> int | None:
