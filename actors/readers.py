@@ -42,7 +42,8 @@ class Readers:
             offset = self._layout.at("boards.reads")
             reads = self._arena.neuron_reads(offset)
             reads.stop = reads.error = 0
-            self._running.append(self._io_actor.read_neurons.remote(offset, self.num_slots))
+            depth = self._layout.config.queue_depth
+            self._running.append(self._io_actor.read_neurons.remote(offset, self.num_slots, depth))
 
     def have_ended(self) -> bool:
         """Whether one of them ended by itself, or its process was lost; a stopped one is ended."""

@@ -13,7 +13,7 @@ from polyneuron.actors.arena import format_neuron_cache, resize_neuron_cache
 from polyneuron.actors.cache_actor import CacheState
 from polyneuron.actors.messages import ExecutorStatus, PlaceExecutor
 from polyneuron.io.arena_loader import Reads, read_all
-from polyneuron.io.file_device import open_device
+from polyneuron.io.file_device import DeviceOptions, open_device
 from polyneuron.io.layer_reader import LayerReader
 from polyneuron.io.ncf_format import NcfSection
 from polyneuron.io.neuron_reader import NeuronReader, open_neuron_device
@@ -117,13 +117,15 @@ class IoShell:
             LayerReader(device, self._arena, offset, schedules).run()
 
     @ray.method(concurrency_group="loop")
-    def read_neurons(self, offset: int, num_slots: int) -> int:
+    def read_neurons(self, offset: int, num_slots: int, queue_depth: int) -> int:
         """Perform the reads executors order until the ring stops (0) or one fails: its errno.
 
-        The first `num_slots` slots stay mapped in the kernel where it allows that.
+        The first `num_slots` slots stay mapped in the kernel where it allows that; at most
+        `queue_depth` reads are under way.
         """
+        options = DeviceOptions(queue_depth, max(queue_depth, DeviceOptions().max_requests))
         place = (self._path, self._arena, offset)
-        with open_neuron_device(*place, registered_slots=num_slots) as device:
+        with open_neuron_device(*place, options, registered_slots=num_slots) as device:
             return NeuronReader(device, self._arena, offset).run()
 
 

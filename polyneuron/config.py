@@ -11,6 +11,7 @@ from polyneuron.errors import ConfigError
 
 ENV_PREFIX = "POLYNEURON_"
 DEFAULT_NUM_CTX = 4096
+MAX_QUEUE_DEPTH = 1024
 
 
 class Phase(StrEnum):
@@ -74,6 +75,8 @@ class EngineConfig:
     """Keep trace records of every op."""
     deterministic: bool = False
     """Hash every step's logits; in memory the result is deterministic in any case."""
+    queue_depth: int = 32
+    """Reads of missed neurons under way at once, 1 to 1024."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mode", _mode_of(self.mode))
@@ -87,6 +90,8 @@ class EngineConfig:
         for name in ("max_tokens", "max_sequences", "max_requests", "max_logit_rows"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: must be at least 1")
+        if not 1 <= self.queue_depth <= MAX_QUEUE_DEPTH:
+            raise ConfigError(f"queue_depth is {self.queue_depth}: must be 1 to {MAX_QUEUE_DEPTH}")
         for name in ("max_tokens", "max_logit_rows"):
             if getattr(self, name) < self.max_sequences:
                 raise ConfigError(

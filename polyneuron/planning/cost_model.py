@@ -280,4 +280,4 @@ class _Step:
         rows = self.model.work.rows
         if rows is None:
             return 0
-        return rows.bundle_bytes if predicted else rows.slot_bytes
+        return rows.whole_bytes if predicted else rows.slot_bytes

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Self
 
 from polyneuron.errors import FormatError
@@ -211,6 +211,8 @@ def _between_reads(rows: Sequence[ReadSpeed], read_bytes: float, depth: float) -
                 (row.read_bytes, getattr(row, name)) for row in rows if row.depth == each
             )
             at_depth.append(_between(read_bytes, [s for s, _ in sizes], [v for _, v in sizes]))
+        if name == "reads_per_s":  # a deeper queue can do what a shallower one does
+            at_depth = list(accumulate(at_depth, max))
         figures[name] = _between(depth, depths, at_depth)
     return ReadSpeed(
         True, round(read_bytes), round(depth), rows[0].range_bytes, rows[0].core,

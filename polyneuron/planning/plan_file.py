@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from polyneuron.config import EngineConfig, FeedForwardMode
+from polyneuron.config import MAX_QUEUE_DEPTH, EngineConfig, FeedForwardMode
 from polyneuron.errors import ConfigError
 from polyneuron.io.content_key import content_key
 from polyneuron.io.predictor_file import model_key
@@ -22,7 +22,6 @@ from polyneuron.planning.source import ModelSource
 from polyneuron.sizes import parse_size, show_size
 
 FORMAT_VERSION = 1
-MAX_DEPTH = 1024
 MAX_BATCH = 64
 
 
@@ -149,7 +148,7 @@ def read_plan(path: Path) -> PlanFile:
         mode=engine.mode("mode"),
         num_workers=engine.whole("workers", 1, MAX_EXECUTORS),
         num_npu_threads=engine.whole("npu_threads", 0, MAX_EXECUTORS),
-        queue_depth=engine.whole("queue_depth", 1, MAX_DEPTH),
+        queue_depth=engine.whole("queue_depth", 1, MAX_QUEUE_DEPTH),
         lookahead=engine.flag("lookahead"),
         hot_clusters=hot.counts(),
     )

@@ -92,7 +92,8 @@ class Planner:
         """Those that this file allows and the user has not ruled out; the exact ones first."""
         is_sparse = self.source.manifest.layout is Layout.BUNDLES
         possible = [EXACT, DENSE] if is_sparse else [DENSE]
-        if is_sparse and self.model.predictor is not None:
+        can_predict = PREDICTED in set(FeedForwardMode) and self.model.predictor is not None
+        if is_sparse and can_predict:
             possible.append(PREDICTED)
         wanted = str(self.config.mode)
         if wanted == FeedForwardMode.AUTO:
@@ -168,7 +169,7 @@ class Planner:
         hot_row = rows.decide_row + rows.slot_bytes
         room -= work.num_layers * (predictor.num_bytes + hot_neurons * hot_row)
         cold = rows.num_neurons - hot_neurons
-        slots = min(room // (rows.bundle_bytes + SLOT_LIST_BYTES), work.num_layers * cold)
+        slots = min(room // (rows.whole_bytes + SLOT_LIST_BYTES), work.num_layers * cold)
         return slots if slots >= cold and room >= 0 else None
 
     def _for_batch(self, chosen: Choice, batch: int) -> Choice:

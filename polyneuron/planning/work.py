@@ -38,7 +38,8 @@ class RowWork:
     down_row: int
     slot_bytes: int
     """What is read of a neuron whose deciding row is in memory."""
-    bundle_bytes: int
+    whole_bytes: int
+    """What is read of a neuron in whole."""
 
     @property
     def num_clusters(self) -> int:
@@ -127,5 +128,5 @@ def _row_work(rows: NeuronRows) -> RowWork:
         up_row=row_bytes(rows.up_type, rows.cols) if has_gate else 0,
         down_row=row_bytes(rows.down_type, rows.cols),
         slot_bytes=rows.slot_bytes,
-        bundle_bytes=rows.bundle_bytes,
+        whole_bytes=rows.read_begin + rows.slot_bytes,
     )

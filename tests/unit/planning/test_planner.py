@@ -1,0 +1,95 @@
+"""The plan is inside its memory, and no knob moved by hand makes it better."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyneuron.errors import ConfigError
+from polyneuron.planning.cost_model import DENSE, EXACT
+from polyneuron.planning.planner import BATCHES, QUEUE_DEPTHS, Choice, Planner
+from tests.support.made_up_device import make_device, make_planner, shape_source
+
+MIB = 1 << 20
+SMALL = shape_source("bamboo-7b", 4)
+LEAST, ALL_IN = 1400 * MIB, 2400 * MIB
+"""Of SMALL with two workers and a context of 1024: between them it cannot be wholly in memory."""
+
+
+def neighbours(planner: Planner, choice: Choice) -> list[Choice]:
+    """The same with one knob a step further."""
+    knobs, depths = choice.knobs, sorted(QUEUE_DEPTHS)
+    at = depths.index(knobs.queue_depth)
+    moved = [
+        *(replace(knobs, queue_depth=d) for d in depths[max(0, at - 1) : at + 2]),
+        *(replace(knobs, workers=knobs.workers + step) for step in (-1, 1)),
+        replace(knobs, is_looking_ahead=not knobs.is_looking_ahead),
+    ]
+    found = []
+    for each in moved:
+        if not 1 <= each.workers <= planner.config.num_workers:
+            continue
+        if each.is_looking_ahead and each.mode in (EXACT, DENSE):
+            continue
+        budget = planner.budget(each.mode, each.workers)
+        if budget is not None and (other := planner.choice(budget, each)) is not None:
+            found.append(other)
+    return found
+
+
+class TestPlan:
+    @settings(max_examples=15)
+    @given(
+        memory=st.integers(LEAST, 2 * ALL_IN), reads=st.floats(3e3, 4e5),
+        cpu_ns=st.floats(500, 2e4), cores=st.sampled_from([1, 2, 4]),
+    )  # fmt: skip
+    def test_no_knob_moved_by_hand_gains(
+        self, memory: int, reads: float, cpu_ns: float, cores: int
+    ) -> None:
+        device = make_device(cores=cores, reads_per_s=reads, cpu_ns=cpu_ns)
+        planner = make_planner(memory, SMALL, device)
+        plan = planner.plan()
+        best = plan.chosen.cost.tokens_per_s
+        for other in neighbours(planner, plan.chosen):
+            assert other.cost.tokens_per_s <= 1.05 * best
+        for choice in plan.best_of_mode.values():
+            assert choice.cost.tokens_per_s <= 1.05 * best
+
+    @settings(max_examples=15)
+    @given(memory=st.integers(LEAST, 2 * ALL_IN), more=st.integers(0, ALL_IN))
+    def test_more_memory_is_never_slower(self, memory: int, more: int) -> None:
+        few, many = (make_planner(m, SMALL).plan().chosen for m in (memory, memory + more))
+        assert many.cost.tokens_per_s >= 0.97 * few.cost.tokens_per_s
+
+    @settings(max_examples=15)
+    @given(memory=st.integers(LEAST, 2 * ALL_IN))
+    def test_never_above_the_limit(self, memory: int) -> None:
+        assert make_planner(memory, SMALL).plan().chosen.budget.total_bytes <= memory
+
+    def test_exact_wins_where_neurons_are_zero(self) -> None:
+        plan = make_planner(3600 * MIB).plan()
+        assert plan.chosen.knobs.mode == EXACT
+        assert set(plan.by_batch) == set(BATCHES)
+        assert plan.reason().startswith("exact: ") and "against dense" in plan.reason()
+
+    def test_mode_that_was_asked_for_is_kept(self) -> None:
+        plan = make_planner(3600 * MIB, mode=DENSE).plan()
+        assert plan.chosen.knobs.mode == DENSE
+        assert set(plan.best_of_mode) == {DENSE}
+
+    def test_tiles_are_dense(self) -> None:
+        plan = make_planner(3 << 30, shape_source("mistral-7b")).plan()
+        assert plan.chosen.knobs.mode == DENSE
+        assert plan.chosen.cost.bytes_read > 0
+
+    def test_too_little_memory_names_the_least(self) -> None:
+        with pytest.raises(ConfigError, match="needs at least"):
+            make_planner(300 * MIB).plan()
+
+    def test_reader_gets_a_core_where_reads_are_dear(self) -> None:
+        """Each read costs a core as much as computing does: one worker less is no loss."""
+        device = make_device(reads_per_s=4e5, cpu_ns=3e4)
+        assert make_planner(3300 * MIB, device=device).plan().chosen.cost.waiting_share > 0.3
