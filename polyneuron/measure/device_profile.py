@@ -76,7 +76,7 @@ def profile_device(
     effort, host = effort or Effort(), host or Host()
     cores = usable_cores()
     kinds = core_kinds(host, cores)
-    with _probed_file(folder, effort, progress) as (path, num_bytes):
+    with _probed_file(folder, effort, host, progress) as (path, num_bytes):
         reads = tuple(_read_rows(path, num_bytes, kinds, effort, progress))
     counts = thread_counts(min(len(cores), MAX_EXECUTORS))
     kernels = tuple(_kernel_rows(counts, effort, progress))
@@ -118,12 +118,14 @@ def thread_counts(most: int) -> list[int]:
 
 
 @contextmanager
-def _probed_file(path: Path, effort: Effort, progress: Progress) -> Iterator[tuple[Path, int]]:
+def _probed_file(
+    path: Path, effort: Effort, host: Host, progress: Progress
+) -> Iterator[tuple[Path, int]]:
     """The file itself, or a nameless one in the folder."""
     if path.is_file():
         yield path, path.stat().st_size
         return
-    free = Host().space(path).free
+    free = host.space(path).free
     size = min(effort.scratch_bytes, free // MAX_SHARE)
     if size < min(MIN_SCRATCH_BYTES, effort.scratch_bytes):
         raise ConfigError(f"{path}: {show_size(free)} free are too little to measure; free some")

@@ -115,7 +115,8 @@ def plan_text(plan: Plan, file: PlanFile) -> str:
 
 def _quoted(text: str) -> str:
     """A TOML basic string; JSON's escapes are among TOML's."""
-    return json.dumps(text).replace("\x7f", "\\u007f")
+    whole = text.encode("utf-8", "replace").decode()  # a name that is no UTF-8 has half characters
+    return json.dumps(whole, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _plain(text: str) -> str:
