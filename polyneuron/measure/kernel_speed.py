@@ -1,8 +1,8 @@
 """Speed of kernels over weights that lie as in the arena, in bytes a second of several threads.
 
 Memory like the arena's (shared, in small pages) is read by a plain sequential loop, by
-`matmul_tiles`, and by `dot_rows` and `axpy_rows` over rows with random ids. Speeds count the bytes of
-tiles and rows over the processor time of the threads that ran.
+`matmul_tiles`, and by `dot_rows` and `axpy_rows` over rows with random ids. Speeds count the bytes
+of tiles and rows over the processor time of the threads that ran.
 """
 
 from __future__ import annotations

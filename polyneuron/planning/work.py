@@ -1,4 +1,4 @@
-"""What a decode step of a model multiplies and reads, in bytes: the model's side of the cost model."""
+"""What a decode step of a model multiplies and reads, in bytes: the cost model's view of it."""
 
 from __future__ import annotations
 
