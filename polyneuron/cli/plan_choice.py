@@ -56,12 +56,9 @@ def choose(
             return Chosen(config, None, None)
         device = measure_and_store(folder, say)
     model = known_model(source, device, config.num_ctx)
-    asked = Knobs(
-        str(budget.mode), config.num_workers, num_resident=budget.num_resident,
-        cold_slots=budget.cold_slots,
-    )  # fmt: skip
-    plan = Planner(source, config, budget.limit_bytes, model).plan()
-    return Chosen(config, model.step(asked), plan)
+    planner = Planner(source, config, budget.limit_bytes, model)
+    asked = planner.choice(budget, config.queue_depth, config.lookahead)
+    return Chosen(config, asked.cost, planner.plan())
 
 
 def write_plan(path: Path, chosen: Chosen, source: ModelSource) -> None:

@@ -34,19 +34,16 @@ LAND_NS = 1_500.0
 class PredictorWork:
     """The predictors of a model, layers as their mean."""
 
-    matrices: tuple[Matrix, ...]
-    """fc1 and fc2 of one layer."""
+    hidden: Matrix | None
+    """fc1 of one layer."""
+    scores: Matrix
+    """fc2 of one layer."""
     recall: float
     """Of neurons whose gate is above zero, those that are predicted."""
     ratio: float
     """Neurons predicted, by neurons whose gate is above zero."""
     is_early: bool
     """Whether it reads the attention's input, so that reads can begin before attention."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Of one layer."""
-        return sum(matrix.num_bytes for matrix in self.matrices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +164,8 @@ class _Step:
         return hotness
 
     def _up_and_down(self, union: float, gated: float) -> float:
-        """Neurons that some token needs get their up row by every token, their down row by those
-        tokens whose product is not zero."""
+        """`union` neurons get their up row by every token, `gated` ones of each token their down
+        row if the product is not zero."""
         rows = self._rows
         up = self._row_ns(Kernel.DOT, rows.up_type, rows.up_row) if rows.up_row else 0.0
         down = self._row_ns(Kernel.AXPY, rows.down_type, rows.down_row)
@@ -205,20 +202,21 @@ class _Step:
         assert predictor is not None
         num = rows.num_neurons
         hot = self.knobs.hot_neurons / num
-        predict = self._tiles(predictor.matrices, 1.0 - hot)
+        hidden = self._tiles([predictor.hidden]) if predictor.hidden else 0.0
+        scores = self._tiles([predictor.scores], 1.0 - hot)
         asked, found = hotness.scaled(predictor.ratio), hotness.scaled(predictor.recall)
-        union = num * asked.needed(self.batch, hot)
-        active, active_union = (
-            num * (hotness.needed(batch, 0.0, hot) + found.needed(batch, hot))
-            for batch in (1, self.batch)
+        gate = self._row_ns(Kernel.DOT, rows.decide_type, rows.decide_row)
+        gates = self._balanced(self.batch * num * asked.needed(1, hot) * gate)
+        cold = num * found.needed(1, hot)
+        compute = hidden + scores + gates + self._up_and_down(cold, cold)
+        compute += self._tiles([rows.decide], hot) + self._up_and_down(
+            num * hotness.needed(self.batch, 0.0, hot), num * hotness.needed(1, 0.0, hot)
         )
-        gates = self._row_ns(Kernel.DOT, rows.decide_type, rows.decide_row)
-        decide = self._tiles([rows.decide], hot) + self._balanced(self.batch * union * gates)
-        compute = predict + decide + self._up_and_down(active_union, active)
         others = self.model.work.num_layers * (num - self.knobs.hot_neurons)
-        hits = asked.hit_rate(self.knobs.cold_slots / others if others else 1.0, self.batch, hot)
-        early = predict if predictor.is_early else predict / rows.num_clusters
-        return _Layer(early, compute, union * (1.0 - hits), hits)
+        slots = self.knobs.cold_slots or others  # no cache: everything is in memory
+        hits = asked.hit_rate(slots / others if others else 1.0, self.batch, hot)
+        misses = num * asked.needed(self.batch, hot) * (1.0 - hits)
+        return _Layer(hidden + scores / rows.num_clusters, compute, misses, hits)
 
     def _feed_forward(self) -> _Layer:
         work, mode = self.model.work, self.knobs.mode

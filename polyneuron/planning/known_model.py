@@ -7,18 +7,12 @@ from statistics import fmean
 from typing import Any
 
 from polyneuron.io.ncf_format import Layout
-from polyneuron.io.predictor_file import (
-    PredictorFile,
-    PredictorInput,
-    model_key,
-    predictor_path,
-    read_predictors,
-)
+from polyneuron.io.predictor_file import PredictorFile, PredictorInput, predictor_path
 from polyneuron.planning.cost_model import CostModel, PredictorWork
 from polyneuron.planning.device import DeviceProfile
 from polyneuron.planning.hotness import Hotness
 from polyneuron.planning.source import ModelSource
-from polyneuron.planning.work import Matrix, model_work
+from polyneuron.planning.work import mean_matrix, model_work
 
 TYPICAL_POSITIONS = 256
 """Of the context that attention looks back on in a step that is planned for."""
@@ -41,27 +35,25 @@ def known_predictor(source: ModelSource) -> PredictorWork | None:
 
     Raises ConfigError when they are another model's, FormatError when they are damaged.
     """
-    path = predictor_path(source.path)
-    if source.manifest.layout is not Layout.BUNDLES or not path.is_file():
-        return None
-    spec = source.spec
-    key = model_key(source.manifest)
-    file = read_predictors(path, key, spec.num_layers, (spec.d_ff, spec.d_model))
-    return predictor_work(file, spec.num_layers)
+    is_there = source.manifest.layout is Layout.BUNDLES and predictor_path(source.path).exists()
+    return predictor_work(source.predictors()) if is_there else None
 
 
-def predictor_work(file: PredictorFile, num_layers: int) -> PredictorWork:
+def predictor_work(file: PredictorFile) -> PredictorWork:
     """What predictors cost, and what their report promises; means over the layers."""
-    totals: dict[tuple[str, int], int] = {}
-    for tensor in file.tensors.values():
-        if tensor.storage is not None and not tensor.name.endswith("threshold"):
-            key = (tensor.storage.name.lower(), tensor.cols)
-            totals[key] = totals.get(key, 0) + tensor.num_bytes
-    matrices = tuple(Matrix(*key, total // num_layers) for key, total in sorted(totals.items()))
+    layers = len(file.ranks)
+    hidden = [t for t in file.tensors.values() if t.role == "predictor.fc1"]
+    scores = [t for t in file.tensors.values() if t.role == "predictor.fc2"]
     recall = _mean_of(file.info.report, "recall", USUAL_RECALL)
     precision = _mean_of(file.info.report, "precision", USUAL_PRECISION)
     is_early = file.info.input is PredictorInput.ATTENTION
-    return PredictorWork(matrices, recall, recall / precision, is_early)
+    return PredictorWork(
+        mean_matrix(hidden, layers) if hidden else None,
+        mean_matrix(scores, layers),
+        recall,
+        recall / precision,
+        is_early,
+    )
 
 
 def _mean_of(report: Mapping[str, Any], name: str, usual: float) -> float:

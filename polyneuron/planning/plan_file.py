@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from polyneuron.config import MAX_QUEUE_DEPTH, EngineConfig, FeedForwardMode
+from polyneuron.config import MAX_QUEUE_DEPTH, FeedForwardMode
 from polyneuron.errors import ConfigError
 from polyneuron.io.content_key import content_key
 from polyneuron.io.predictor_file import model_key
@@ -43,7 +43,7 @@ class PlanFile:
 
     def settings(self) -> dict[str, Any]:
         """The fields of EngineConfig that it sets, for one sequence."""
-        wanted = {
+        return {
             "memory_bytes": self.memory_bytes,
             "num_ctx": self.num_ctx,
             "mode": self.mode,
@@ -53,8 +53,6 @@ class PlanFile:
             "lookahead": self.lookahead,
             "hot_clusters": self.hot_clusters.get(1, 0),
         }
-        known = {item.name for item in fields(EngineConfig)}
-        return {name: value for name, value in wanted.items() if name in known}
 
 
 def source_key(source: ModelSource) -> str:
@@ -64,14 +62,13 @@ def source_key(source: ModelSource) -> str:
 
 def plan_file(plan: Plan, source: ModelSource, num_ctx: int) -> PlanFile:
     """What is to be written of a plan."""
-    chosen, rows = plan.chosen, plan.chosen.budget.layout.bundles
+    chosen = plan.chosen
     knobs, config = chosen.knobs, chosen.budget.layout.config
-    size = rows.rows.cluster_neurons if rows else 1
     return PlanFile(
         source.path.name, source_key(source), chosen.budget.limit_bytes, num_ctx,
         FeedForwardMode(knobs.mode), knobs.workers, config.num_npu_threads, knobs.queue_depth,
         knobs.is_looking_ahead,
-        {batch: choice.knobs.hot_neurons // size for batch, choice in plan.by_batch.items()},
+        {batch: choice.budget.residency.hot_clusters for batch, choice in plan.by_batch.items()},
     )  # fmt: skip
 
 

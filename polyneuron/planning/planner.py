@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from polyneuron.config import EngineConfig, FeedForwardMode
 from polyneuron.errors import ConfigError
 from polyneuron.io.ncf_format import Layout
 from polyneuron.kernels.arena import MAX_EXECUTORS
-from polyneuron.planning.budget import HEADROOM_SHARE, Budget, fit, private_estimate
+from polyneuron.planning.budget import Budget, fit, private_estimate
 from polyneuron.planning.cost_model import DENSE, EXACT, PREDICTED, CostModel, Knobs, StepCost
 from polyneuron.planning.source import ModelSource
 
@@ -22,8 +22,6 @@ BATCHES = (1, 2, 4, 8)
 QUEUE_DEPTHS = (32, 16, 64, 8)
 """The usual one first."""
 CLEARLY = 1.01
-SLOT_LIST_BYTES = 40
-"""Of the neuron cache and the ring of reads, for each slot: lists and an order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,8 @@ class Plan:
             if name != mode
         ]
         against = f" against {', '.join(others)}" if others else ""
-        return f"{mode}: {rate:.1f} tok/s{against}"
+        lossy = " (lossy)" if mode == PREDICTED else ""
+        return f"{mode}{lossy}: {rate:.1f} tok/s{against}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +66,8 @@ class Planner:
     limit_bytes: int
     model: CostModel
     private: Callable[[EngineConfig], int] = private_estimate
+    _budgets: dict[tuple[str, int, int], Budget | None] = field(default_factory=dict, repr=False)
+    """Laid out so far, by mode, workers and hot clusters."""
 
     def plan(self) -> Plan:
         """The fastest way for one sequence, and the hot part for more of them.
@@ -92,17 +93,11 @@ class Planner:
         """Those that this file allows and the user has not ruled out; the exact ones first."""
         is_sparse = self.source.manifest.layout is Layout.BUNDLES
         possible = [EXACT, DENSE] if is_sparse else [DENSE]
-        can_predict = PREDICTED in set(FeedForwardMode) and self.model.predictor is not None
-        if is_sparse and can_predict:
+        if is_sparse and self.model.predictor is not None:
             possible.append(PREDICTED)
         wanted = str(self.config.mode)
         if wanted == FeedForwardMode.AUTO:
             return possible
-        if wanted == PREDICTED and PREDICTED not in possible:
-            raise ConfigError(
-                f"--mode predicted: {self.source.path} has no predictors beside it; run "
-                f"polyneuron profile -m {self.source.path} --text TEXT first"
-            )
         return [wanted] if wanted in possible else [str(self.source.resolve_mode(self.config.mode))]
 
     def worker_counts(self) -> list[int]:
@@ -111,24 +106,30 @@ class Planner:
         return list(range(most, 0, -1)) if most <= 8 else sorted({most, most - 1, most // 2})[::-1]
 
     def _ways(self, mode: str, workers: int) -> Iterator[Choice]:
-        budget = self.budget(mode, workers)
-        if budget is None:
-            return
-        hots = self.hot_sizes() if mode == PREDICTED else [0]
-        is_early = self.model.predictor is not None and self.model.predictor.is_early
-        aheads = (False, True) if mode == PREDICTED and is_early else (False,)
-        reads = mode == PREDICTED or budget.layout.has_neuron_cache
-        depths = QUEUE_DEPTHS if reads else QUEUE_DEPTHS[:1]
-        for hot, depth, ahead in itertools.product(hots, depths, aheads):
-            choice = self.choice(budget, Knobs(mode, workers, depth, 0, 0, hot, ahead))
-            if choice is not None:
-                yield choice
+        for hot in self.hot_sizes() if mode == PREDICTED else [0]:
+            budget = self.budget(mode, workers, hot)
+            if budget is None or budget.residency.hot_clusters != hot:  # no room for so many
+                return
+            yield from self._by_reads(budget)
 
-    def budget(self, mode: str, workers: int) -> Budget | None:
-        """What fits; None when nothing does. Predicted mode is given exact mode's room."""
-        lossless = FeedForwardMode(EXACT if mode == PREDICTED else mode)
+    def _by_reads(self, budget: Budget) -> Iterator[Choice]:
+        """All ways to read with that memory."""
+        predictor = self.model.predictor
+        is_early = budget.mode == PREDICTED and predictor is not None and predictor.is_early
+        depths = QUEUE_DEPTHS if budget.layout.has_neuron_cache else QUEUE_DEPTHS[:1]
+        for depth, ahead in itertools.product(depths, (True, False) if is_early else (False,)):
+            yield self.choice(budget, depth, ahead)
+
+    def budget(self, mode: str, workers: int, hot_clusters: int = 0) -> Budget | None:
+        """What fits; None when nothing does."""
+        key = (mode, workers, hot_clusters)
+        if key not in self._budgets:
+            self._budgets[key] = self._fit(*key)
+        return self._budgets[key]
+
+    def _fit(self, mode: str, workers: int, hot_clusters: int) -> Budget | None:
         config = replace(
-            self.config, mode=lossless, num_workers=workers,
+            self.config, mode=FeedForwardMode(mode), num_workers=workers, hot_clusters=hot_clusters,
             num_npu_threads=min(self.config.num_workers, MAX_EXECUTORS - workers),
         )  # fmt: skip
         try:
@@ -137,51 +138,37 @@ class Planner:
             return None
 
     def hot_sizes(self) -> list[int]:
-        """Neurons of a layer that may be its hot part: whole clusters."""
-        rows = self.model.work.rows
-        if rows is None:
-            return [0]
-        steps = range(0, rows.num_neurons, rows.cluster_neurons)
-        return [*steps, rows.num_neurons]
+        """Clusters of a layer that may be its hot part: every number, later every second.
 
-    def choice(self, budget: Budget, knobs: Knobs, batch: int = 1) -> Choice | None:
-        """The knobs with the memory they leave; None when that is not enough."""
-        if knobs.mode == PREDICTED:
-            slots = self.predicted_slots(budget, knobs.hot_neurons)
-            if slots is None:
-                return None
-            knobs = replace(knobs, num_resident=self.model.work.num_layers, cold_slots=slots)
-        else:
-            knobs = replace(knobs, num_resident=budget.num_resident, cold_slots=budget.cold_slots)
-        return Choice(knobs, budget, self.model.step(knobs, batch))
-
-    def predicted_slots(self, budget: Budget, hot_neurons: int) -> int | None:
-        """Slots of whole bundles beside predictors and a hot part; None when too few.
-
-        The cache holds at least the cold neurons of one layer, so a step always finds slots.
+        None in a file whose bundles are not in the order of hotness.
         """
-        work, predictor, spans = self.model.work, self.model.predictor, budget.layout.spans
-        rows = work.rows
-        assert rows is not None and predictor is not None
-        others = budget.layout.num_bytes - spans["hot"].num_bytes - spans["cold"].num_bytes
-        others -= budget.cold_slots * SLOT_LIST_BYTES
-        room = int(self.limit_bytes * (1 - HEADROOM_SHARE)) - budget.private_bytes - others
-        hot_row = rows.decide_row + rows.slot_bytes
-        room -= work.num_layers * (predictor.num_bytes + hot_neurons * hot_row)
-        cold = rows.num_neurons - hot_neurons
-        slots = min(room // (rows.whole_bytes + SLOT_LIST_BYTES), work.num_layers * cold)
-        return slots if slots >= cold and room >= 0 else None
+        rows, sections = self.model.work.rows, self.source.manifest.sections[1:]
+        if rows is None or any(section.neuron_ids is None for section in sections):
+            return [0]
+        return [*range(9), *range(10, rows.num_clusters + 1, 2)]
+
+    def choice(
+        self, budget: Budget, queue_depth: int, is_looking_ahead: bool, batch: int = 1
+    ) -> Choice:
+        """A way to run in that memory, and its cost."""
+        bundles = budget.layout.bundles
+        knobs = Knobs(
+            str(budget.mode), budget.layout.config.num_workers, queue_depth, budget.num_resident,
+            budget.cold_slots, bundles.hot_neurons if bundles else 0, is_looking_ahead,
+        )  # fmt: skip
+        return Choice(knobs, budget, self.model.step(knobs, batch))
 
     def _for_batch(self, chosen: Choice, batch: int) -> Choice:
         """The best hot part when so many sequences run at once."""
-        hots = self.hot_sizes() if chosen.knobs.mode == PREDICTED else [0]
-        best: Choice | None = None
-        for hot in hots:
-            choice = self.choice(chosen.budget, replace(chosen.knobs, hot_neurons=hot), batch)
-            if choice is not None and (best is None or _is_better(choice, best)):
+        knobs, best = chosen.knobs, None
+        for hot in self.hot_sizes() if knobs.mode == PREDICTED else [0]:
+            budget = self.budget(knobs.mode, knobs.workers, hot)
+            if budget is None or budget.residency.hot_clusters != hot:
+                break
+            choice = self.choice(budget, knobs.queue_depth, knobs.is_looking_ahead, batch)
+            if best is None or _is_better(choice, best):
                 best = choice
-        assert best is not None
-        return best
+        return best or chosen
 
 
 def _is_better(one: Choice, other: Choice) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from polyneuron.io.ncf_format import Layout, NcfTensor
 from polyneuron.kernels.quant import KV_BLOCK_TOKENS, kv_block_bytes, row_bytes
@@ -104,6 +105,15 @@ def _head(tensors: Mapping[str, NcfTensor]) -> NcfTensor:
 def _matrix(tensor: NcfTensor) -> Matrix:
     assert tensor.storage is not None
     return Matrix(tensor.storage.name.lower(), tensor.cols, tensor.num_bytes)
+
+
+def mean_matrix(tensors: Sequence[NcfTensor], layers: int) -> Matrix:
+    """Matrices of one type in several layers, as if each layer had its part of them."""
+    first = tensors[0]
+    assert first.storage is not None
+    total = sum(tensor.num_bytes for tensor in tensors)
+    cols = round(fmean(tensor.cols for tensor in tensors))
+    return Matrix(first.storage.name.lower(), cols, total // layers)
 
 
 def _means(tensors: Iterable[NcfTensor], layers: int) -> tuple[Matrix, ...]:

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 from polyneuron.config import EngineConfig
+from polyneuron.io.ncf_format import (
+    NcfSection,
+    NcfTensor,
+    SectionKind,
+    round_up,
+    stored_bytes,
+)
+from polyneuron.io.predictor_file import (
+    PredictorFile,
+    PredictorInfo,
+    PredictorInput,
+    tensor_name,
+)
+from polyneuron.kernels.quant import StorageType
 from polyneuron.planning.budget import resolve_config
-from polyneuron.planning.cost_model import CostModel, PredictorWork
+from polyneuron.planning.cost_model import CostModel
 from polyneuron.planning.device import (
     CacheSpeed,
     DeviceKey,
@@ -18,10 +38,9 @@ from polyneuron.planning.device import (
     ReadSpeed,
     StepSpeed,
 )
-from polyneuron.planning.known_model import known_model
+from polyneuron.planning.known_model import known_model, predictor_work
 from polyneuron.planning.planner import Planner
 from polyneuron.planning.source import ModelSource
-from polyneuron.planning.work import Matrix, RowWork
 from polyneuron.synth.shapes import shape_spec
 from polyneuron.synth.weights import WeightSource
 from polyneuron.synth.write import SynthSettings, plan_synth
@@ -71,17 +90,36 @@ def _reads(size: int, depth: int, reads_per_s: float, bytes_per_s: float) -> flo
 def shape_source(shape: str = "bamboo-7b", num_layers: int | None = None) -> ModelSource:
     """The model a synthetic file would hold, laid out and not written."""
     spec = shape_spec(shape, num_layers=num_layers)
-    settings = SynthSettings(spec)
+    settings = SynthSettings(spec, is_hot_first=shape == "bamboo-7b")
     weights = WeightSource(spec, settings.quant, settings.chosen_sparsity, 0)
     manifest = plan_synth(settings, weights).manifest
     return ModelSource(Path(f"{shape}.ncf"), spec, {}, manifest, None)
 
 
-def make_predictor(rows: RowWork, rank: int = 1024, *, is_early: bool = True) -> PredictorWork:
-    """Two matrices of 4 bits, as of published predictors."""
-    sizes = ((rank, rows.cols), (rows.num_neurons, rank))
-    matrices = tuple(Matrix("q4", cols, num * cols * 18 // 32) for num, cols in sizes)
-    return PredictorWork(matrices, recall=0.97, ratio=1.5, is_early=is_early)
+def make_predictors(source: ModelSource, rank: int = 1024) -> PredictorFile:
+    """Two matrices of 4 bits in each layer, as of published predictors, and no file of them."""
+    spec, q4 = source.spec, StorageType.Q4
+    report = {"recall": 0.97, "precision": 0.97 / 1.5}
+    info = PredictorInfo("made up", PredictorInput.ATTENTION, False, q4, q4, report)
+    sizes = {"fc1": (q4, rank, spec.d_model), "fc2": (q4, spec.d_ff, rank),
+             "threshold": (None, 1, spec.d_ff)}  # fmt: skip
+    tensors = [
+        NcfTensor(tensor_name(layer, role), layer, f"predictor.{role}", kind, rows, cols, 0, 0,
+                  stored_bytes(kind, rows, cols), 0, "F32")
+        for layer in range(spec.num_layers) for role, (kind, rows, cols) in sizes.items()
+    ]  # fmt: skip
+    num_bytes = round_up(sum(tensor.num_bytes for tensor in tensors), 4096)
+    section = NcfSection("predictors", SectionKind.FIXED, 0, num_bytes, np.zeros(0, np.uint32))
+    names = {tensor.name: tensor for tensor in tensors}
+    return PredictorFile(source.path, info, (rank,) * spec.num_layers, section, names)
+
+
+@contextmanager
+def with_predictors() -> Iterator[None]:
+    """As if every model had predictors beside it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ModelSource, "predictors", make_predictors)
+        yield
 
 
 def make_model(
@@ -89,15 +127,16 @@ def make_model(
 ) -> CostModel:
     """The cost model of a shape, with predictors or without."""
     known = known_model(source, device or make_device(), 4096)
-    rows = known.work.rows
-    predictor = make_predictor(rows) if predicts and rows else None
-    return CostModel(known.work, known.device, known.hotness, predictor)
+    predictor = predictor_work(make_predictors(source)) if predicts else None
+    return replace(known, predictor=predictor)
 
 
 def make_planner(
     memory_bytes: int,
     source: ModelSource | None = None,
     device: DeviceProfile | None = None,
+    *,
+    predicts: bool = False,
     **settings: object,
 ) -> Planner:
     """A planner of a shape in so much memory."""
@@ -109,4 +148,4 @@ def make_planner(
         **settings,  # type: ignore[arg-type]
     )
     config = resolve_config(config, source.spec)
-    return Planner(source, config, memory_bytes, make_model(source, device))
+    return Planner(source, config, memory_bytes, make_model(source, device, predicts=predicts))

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyneuron.errors import ConfigError
-from polyneuron.planning.cost_model import DENSE, EXACT
+from polyneuron.planning.cost_model import DENSE, EXACT, PREDICTED
 from polyneuron.planning.planner import BATCHES, QUEUE_DEPTHS, Choice, Planner
-from tests.support.made_up_device import make_device, make_planner, shape_source
+from tests.support.made_up_device import make_device, make_planner, shape_source, with_predictors
 
 MIB = 1 << 20
 SMALL = shape_source("bamboo-7b", 4)
@@ -22,52 +22,79 @@ LEAST, ALL_IN = 1400 * MIB, 2400 * MIB
 def neighbours(planner: Planner, choice: Choice) -> list[Choice]:
     """The same with one knob a step further."""
     knobs, depths = choice.knobs, sorted(QUEUE_DEPTHS)
-    at = depths.index(knobs.queue_depth)
-    moved = [
-        *(replace(knobs, queue_depth=d) for d in depths[max(0, at - 1) : at + 2]),
-        *(replace(knobs, workers=knobs.workers + step) for step in (-1, 1)),
-        replace(knobs, is_looking_ahead=not knobs.is_looking_ahead),
+    hot, at = choice.budget.residency.hot_clusters, depths.index(knobs.queue_depth)
+    found = [
+        planner.choice(choice.budget, depth, knobs.is_looking_ahead)
+        for depth in depths[max(0, at - 1) : at + 2]
     ]
-    found = []
-    for each in moved:
-        if not 1 <= each.workers <= planner.config.num_workers:
-            continue
-        if each.is_looking_ahead and each.mode in (EXACT, DENSE):
-            continue
-        budget = planner.budget(each.mode, each.workers)
-        if budget is not None and (other := planner.choice(budget, each)) is not None:
-            found.append(other)
+    if knobs.mode == PREDICTED:
+        found.append(planner.choice(choice.budget, knobs.queue_depth, not knobs.is_looking_ahead))
+    moved = [(knobs.workers + step, hot) for step in (-1, 1)]
+    moved += [(knobs.workers, hot + step) for step in (-1, 1) if knobs.mode == PREDICTED]
+    for workers, clusters in moved:
+        if 1 <= workers <= planner.config.num_workers and clusters >= 0:
+            budget = planner.budget(knobs.mode, workers, clusters)
+            if budget is not None:
+                found.append(planner.choice(budget, knobs.queue_depth, knobs.is_looking_ahead))
     return found
 
 
 class TestPlan:
-    @settings(max_examples=15)
+    @settings(max_examples=6)
     @given(
         memory=st.integers(LEAST, 2 * ALL_IN), reads=st.floats(3e3, 4e5),
-        cpu_ns=st.floats(500, 2e4), cores=st.sampled_from([1, 2, 4]),
+        cpu_ns=st.floats(500, 2e4), cores=st.sampled_from([1, 2, 4]), predicts=st.booleans(),
     )  # fmt: skip
     def test_no_knob_moved_by_hand_gains(
-        self, memory: int, reads: float, cpu_ns: float, cores: int
+        self, memory: int, reads: float, cpu_ns: float, cores: int, predicts: bool
     ) -> None:
         device = make_device(cores=cores, reads_per_s=reads, cpu_ns=cpu_ns)
-        planner = make_planner(memory, SMALL, device)
-        plan = planner.plan()
-        best = plan.chosen.cost.tokens_per_s
-        for other in neighbours(planner, plan.chosen):
-            assert other.cost.tokens_per_s <= 1.05 * best
+        with with_predictors():
+            planner = make_planner(memory, SMALL, device, predicts=predicts)
+            plan = planner.plan()
+            best = plan.chosen.cost.tokens_per_s
+            for other in neighbours(planner, plan.chosen):
+                assert other.cost.tokens_per_s <= 1.05 * best
         for choice in plan.best_of_mode.values():
             assert choice.cost.tokens_per_s <= 1.05 * best
 
-    @settings(max_examples=15)
-    @given(memory=st.integers(LEAST, 2 * ALL_IN), more=st.integers(0, ALL_IN))
-    def test_more_memory_is_never_slower(self, memory: int, more: int) -> None:
-        few, many = (make_planner(m, SMALL).plan().chosen for m in (memory, memory + more))
+    @settings(max_examples=6)
+    @given(
+        memory=st.integers(LEAST, 2 * ALL_IN), more=st.integers(0, ALL_IN), predicts=st.booleans()
+    )
+    def test_more_memory_is_never_slower(self, memory: int, more: int, predicts: bool) -> None:
+        with with_predictors():
+            few, many = (
+                make_planner(limit, SMALL, predicts=predicts).plan().chosen
+                for limit in (memory, memory + more)
+            )
         assert many.cost.tokens_per_s >= 0.97 * few.cost.tokens_per_s
 
-    @settings(max_examples=15)
+    @settings(max_examples=6)
     @given(memory=st.integers(LEAST, 2 * ALL_IN))
     def test_never_above_the_limit(self, memory: int) -> None:
-        assert make_planner(memory, SMALL).plan().chosen.budget.total_bytes <= memory
+        with with_predictors():
+            plan = make_planner(memory, SMALL, predicts=True).plan()
+        for choice in [*plan.best_of_mode.values(), *plan.by_batch.values()]:
+            assert choice.budget.total_bytes <= memory
+
+    def test_predicted_says_that_it_is_lossy(self) -> None:
+        with with_predictors():
+            plan = make_planner(3600 * MIB, predicts=True, mode=PREDICTED).plan()
+        assert plan.reason().startswith("predicted (lossy): ")
+        assert any(choice.budget.residency.hot_clusters for choice in plan.by_batch.values())
+
+    def test_files_in_another_order_have_no_hot_part(self) -> None:
+        source = shape_source()
+        sections = [replace(section, neuron_ids=None) for section in source.manifest.sections]
+        manifest = replace(source.manifest, sections=tuple(sections))
+        planner = make_planner(3600 * MIB, replace(source, manifest=manifest))
+        assert planner.hot_sizes() == [0]
+        assert make_planner(3600 * MIB).hot_sizes()[-1] == 32
+
+    def test_predicted_without_predictors_says_where_they_come_from(self) -> None:
+        with pytest.raises(ConfigError, match="make them with polyneuron profile"):
+            make_planner(3600 * MIB, mode=PREDICTED).plan()
 
     def test_exact_wins_where_neurons_are_zero(self) -> None:
         plan = make_planner(3600 * MIB).plan()
