@@ -57,7 +57,8 @@ def choose(
         device = measure_and_store(folder, say)
     model = known_model(source, device, config.num_ctx)
     planner = Planner(source, config, budget.limit_bytes, model)
-    asked = planner.choice(budget, config.queue_depth, config.lookahead)
+    hot, ahead = config.hot_for(1), config.lookahead
+    asked = planner.choice(budget, hot, config.queue_depth, ahead)
     return Chosen(config, asked.cost, planner.plan())
 
 

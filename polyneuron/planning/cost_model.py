@@ -57,7 +57,9 @@ class Knobs:
     """Layers in memory: whole, or with their deciding rows when there are cold slots."""
     cold_slots: int = 0
     hot_neurons: int = 0
-    """Of each layer: the hottest ones, wholly in memory. Predicted mode only."""
+    """Predicted mode: of each layer, from the hottest on, those that are not predicted."""
+    pinned_neurons: int = 0
+    """Predicted mode: of each layer, from the hottest on, those that stay; the hot ones at least."""
     is_looking_ahead: bool = False
     """Whether reads begin before attention. Predicted mode with an early predictor only."""
 
@@ -201,21 +203,21 @@ class _Step:
         rows, hotness, predictor = self._rows, self._hotness, self.model.predictor
         assert predictor is not None
         num = rows.num_neurons
-        hot = self.knobs.hot_neurons / num
+        hot, pinned = self.knobs.hot_neurons / num, self.knobs.pinned_neurons / num
         hidden = self._tiles([predictor.hidden]) if predictor.hidden else 0.0
         scores = self._tiles([predictor.scores], 1.0 - hot)
         asked, found = hotness.scaled(predictor.ratio), hotness.scaled(predictor.recall)
         gate = self._row_ns(Kernel.DOT, rows.decide_type, rows.decide_row)
-        gates = self._balanced(self.batch * num * asked.needed(1, hot) * gate)
+        gates = self._balanced(self.batch * num * (hot + asked.needed(1, hot)) * gate)
         cold = num * found.needed(1, hot)
         compute = hidden + scores + gates + self._up_and_down(cold, cold)
-        compute += self._tiles([rows.decide], hot) + self._up_and_down(
+        compute += self._up_and_down(
             num * hotness.needed(self.batch, 0.0, hot), num * hotness.needed(1, 0.0, hot)
         )
-        others = self.model.work.num_layers * (num - self.knobs.hot_neurons)
+        others = self.model.work.num_layers * (num - self.knobs.pinned_neurons)
         slots = self.knobs.cold_slots or others  # no cache: everything is in memory
-        hits = asked.hit_rate(slots / others if others else 1.0, self.batch, hot)
-        misses = num * asked.needed(self.batch, hot) * (1.0 - hits)
+        hits = asked.hit_rate(slots / others if others else 1.0, self.batch, pinned)
+        misses = num * asked.needed(self.batch, pinned) * (1.0 - hits)
         return _Layer(hidden + scores / rows.num_clusters, compute, misses, hits)
 
     def _feed_forward(self) -> _Layer:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, Self
 
@@ -118,7 +119,7 @@ class DeviceProfile:
 
     def random_reads(self, read_bytes: float, depth: float) -> ReadSpeed:
         """What random reads all over the file give, from the fastest kind of core."""
-        return _between_reads(_widest(self.reads), read_bytes, depth)
+        return _between_reads(self, read_bytes, depth)
 
     def layer_reads(self) -> ReadSpeed:
         """What large reads one after another give at their best."""
@@ -133,7 +134,7 @@ class DeviceProfile:
         A type or width that was not timed counts as the nearest one; more tokens than were timed
         cost in proportion.
         """
-        return _kernel_speed(self.kernels, kernel, storage, cols, threads, tokens)
+        return _kernel_speed(self, kernel, storage, cols, threads, tokens)
 
     def step(self, threads: int) -> StepSpeed:
         """The step board with so many executors."""
@@ -201,8 +202,9 @@ def _widest(reads: Iterable[ReadSpeed]) -> tuple[ReadSpeed, ...]:
     return tuple(row for row in rows if row.core == best)
 
 
-def _between_reads(rows: Sequence[ReadSpeed], read_bytes: float, depth: float) -> ReadSpeed:
-    figures = {}
+@lru_cache(maxsize=4096)
+def _between_reads(profile: DeviceProfile, read_bytes: float, depth: float) -> ReadSpeed:
+    rows, figures = _widest(profile.reads), {}
     for name in ("reads_per_s", "latency_ns", "cpu_ns"):
         depths = sorted({row.depth for row in rows})
         at_depth = []
@@ -220,10 +222,11 @@ def _between_reads(rows: Sequence[ReadSpeed], read_bytes: float, depth: float) -
     )  # fmt: skip
 
 
+@lru_cache(maxsize=4096)
 def _kernel_speed(
-    rows: Sequence[KernelSpeed], kernel: Kernel, storage: str, cols: int, threads: int, tokens: int
+    profile: DeviceProfile, kernel: Kernel, storage: str, cols: int, threads: int, tokens: int
 ) -> float:
-    known = [row for row in rows if row.kernel is kernel]
+    known = [row for row in profile.kernels if row.kernel is kernel]
     if not known:
         raise FormatError(f"damaged device profile: nothing about {kernel}")
     types = {row.storage for row in known}

@@ -42,7 +42,7 @@ class PlanFile:
     """Of every layer, by the number of sequences that run at once."""
 
     def settings(self) -> dict[str, Any]:
-        """The fields of EngineConfig that it sets, for one sequence."""
+        """The fields of EngineConfig that it sets."""
         return {
             "memory_bytes": self.memory_bytes,
             "num_ctx": self.num_ctx,
@@ -51,8 +51,18 @@ class PlanFile:
             "num_npu_threads": self.num_npu_threads,
             "queue_depth": self.queue_depth,
             "lookahead": self.lookahead,
-            "hot_clusters": self.hot_clusters.get(1, 0),
+            "hot_clusters": self._hot_by_batch(),
         }
+
+    def _hot_by_batch(self) -> tuple[int, ...]:
+        """For 1, 2, … sequences; numbers that are not named have what the next smaller one has."""
+        if not any(self.hot_clusters.values()):
+            return ()
+        hot = []
+        for batch in range(1, max(self.hot_clusters) + 1):
+            known = [number for number in self.hot_clusters if number <= batch]
+            hot.append(self.hot_clusters[max(known)] if known else 0)
+        return tuple(hot)
 
 
 def source_key(source: ModelSource) -> str:
@@ -68,7 +78,7 @@ def plan_file(plan: Plan, source: ModelSource, num_ctx: int) -> PlanFile:
         source.path.name, source_key(source), chosen.budget.limit_bytes, num_ctx,
         FeedForwardMode(knobs.mode), knobs.workers, config.num_npu_threads, knobs.queue_depth,
         knobs.is_looking_ahead,
-        {batch: choice.budget.residency.hot_clusters for batch, choice in plan.by_batch.items()},
+        {batch: choice.hot_clusters for batch, choice in plan.by_batch.items()},
     )  # fmt: skip
 
 

@@ -29,6 +29,8 @@ class Choice:
     """One way to run, and what it is expected to give for one sequence."""
 
     knobs: Knobs
+    hot_clusters: int
+    """Of each layer, not predicted."""
     budget: Budget
     cost: StepCost
 
@@ -85,9 +87,9 @@ class Planner:
         chosen = next(iter(best.values()))
         for choice in best.values():
             chosen = choice if _is_better(choice, chosen) else chosen
-        by_batch = {batch: self._for_batch(chosen, batch) for batch in BATCHES}
+        by_batch = self._by_batch(chosen)
         hotness = self.model.hotness
-        return Plan(chosen, by_batch, best, hotness is not None and hotness.is_measured)
+        return Plan(by_batch[1], by_batch, best, hotness is not None and hotness.is_measured)
 
     def modes(self) -> list[str]:
         """Those that this file allows and the user has not ruled out; the exact ones first."""
@@ -106,19 +108,16 @@ class Planner:
         return list(range(most, 0, -1)) if most <= 8 else sorted({most, most - 1, most // 2})[::-1]
 
     def _ways(self, mode: str, workers: int) -> Iterator[Choice]:
+        """All that stays is hot; `_for_batch` may still predict some of it."""
+        predictor = self.model.predictor
+        is_early = mode == PREDICTED and predictor is not None and predictor.is_early
         for hot in self.hot_sizes() if mode == PREDICTED else [0]:
             budget = self.budget(mode, workers, hot)
-            if budget is None or budget.residency.hot_clusters != hot:  # no room for so many
+            if budget is None or budget.residency.pinned_clusters < hot:  # no room for so many
                 return
-            yield from self._by_reads(budget)
-
-    def _by_reads(self, budget: Budget) -> Iterator[Choice]:
-        """All ways to read with that memory."""
-        predictor = self.model.predictor
-        is_early = budget.mode == PREDICTED and predictor is not None and predictor.is_early
-        depths = QUEUE_DEPTHS if budget.layout.has_neuron_cache else QUEUE_DEPTHS[:1]
-        for depth, ahead in itertools.product(depths, (True, False) if is_early else (False,)):
-            yield self.choice(budget, depth, ahead)
+            depths = QUEUE_DEPTHS if budget.layout.has_neuron_cache else QUEUE_DEPTHS[:1]
+            for depth, ahead in itertools.product(depths, (True, False) if is_early else (False,)):
+                yield self.choice(budget, hot, depth, ahead)
 
     def budget(self, mode: str, workers: int, hot_clusters: int = 0) -> Budget | None:
         """What fits; None when nothing does."""
@@ -129,7 +128,7 @@ class Planner:
 
     def _fit(self, mode: str, workers: int, hot_clusters: int) -> Budget | None:
         config = replace(
-            self.config, mode=FeedForwardMode(mode), num_workers=workers, hot_clusters=hot_clusters,
+            self.config, mode=FeedForwardMode(mode), num_workers=workers, hot_clusters=(hot_clusters,),
             num_npu_threads=min(self.config.num_workers, MAX_EXECUTORS - workers),
         )  # fmt: skip
         try:
@@ -148,27 +147,46 @@ class Planner:
         return [*range(9), *range(10, rows.num_clusters + 1, 2)]
 
     def choice(
-        self, budget: Budget, queue_depth: int, is_looking_ahead: bool, batch: int = 1
+        self,
+        budget: Budget,
+        hot_clusters: int,
+        queue_depth: int,
+        is_looking_ahead: bool,
+        batch: int = 1,
     ) -> Choice:
         """A way to run in that memory, and its cost."""
-        bundles = budget.layout.bundles
+        bundles, rows = budget.layout.bundles, self.model.work.rows
+        hot = min(hot_clusters * rows.cluster_neurons, rows.num_neurons) if rows else 0
         knobs = Knobs(
             str(budget.mode), budget.layout.config.num_workers, queue_depth, budget.num_resident,
-            budget.cold_slots, bundles.hot_neurons if bundles else 0, is_looking_ahead,
+            budget.cold_slots, hot, bundles.pinned_neurons if bundles else 0, is_looking_ahead,
         )  # fmt: skip
-        return Choice(knobs, budget, self.model.step(knobs, batch))
+        return Choice(knobs, hot_clusters, budget, self.model.step(knobs, batch))
+
+    def _by_batch(self, chosen: Choice) -> dict[int, Choice]:
+        """The hot part for each number of sequences; what none of them wants is not kept."""
+        by_batch = {batch: self._for_batch(chosen, batch) for batch in BATCHES}
+        knobs, most = chosen.knobs, max(choice.hot_clusters for choice in by_batch.values())
+        budget = self.budget(knobs.mode, knobs.workers, most)
+        if budget is None or not budget.cold_slots:
+            return by_batch
+        depth, ahead = knobs.queue_depth, knobs.is_looking_ahead
+        return {
+            batch: self.choice(budget, choice.hot_clusters, depth, ahead, batch)
+            for batch, choice in by_batch.items()
+        }
 
     def _for_batch(self, chosen: Choice, batch: int) -> Choice:
-        """The best hot part when so many sequences run at once."""
-        knobs, best = chosen.knobs, None
-        for hot in self.hot_sizes() if knobs.mode == PREDICTED else [0]:
-            budget = self.budget(knobs.mode, knobs.workers, hot)
-            if budget is None or budget.residency.hot_clusters != hot:
-                break
-            choice = self.choice(budget, knobs.queue_depth, knobs.is_looking_ahead, batch)
-            if best is None or _is_better(choice, best):
-                best = choice
-        return best or chosen
+        """The best hot part of what stays when so many sequences run at once."""
+        knobs, most = chosen.knobs, chosen.budget.residency.pinned_clusters
+        choices = [
+            self.choice(chosen.budget, hot, knobs.queue_depth, knobs.is_looking_ahead, batch)
+            for hot in [chosen.hot_clusters, *(h for h in self.hot_sizes() if h <= most)]
+        ]
+        best = choices[0]
+        for choice in choices if knobs.mode == PREDICTED else []:
+            best = choice if _is_better(choice, best) else best
+        return best
 
 
 def _is_better(one: Choice, other: Choice) -> bool:

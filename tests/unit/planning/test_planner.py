@@ -21,21 +21,21 @@ LEAST, ALL_IN = 1400 * MIB, 2400 * MIB
 
 def neighbours(planner: Planner, choice: Choice) -> list[Choice]:
     """The same with one knob a step further."""
-    knobs, depths = choice.knobs, sorted(QUEUE_DEPTHS)
-    hot, at = choice.budget.residency.hot_clusters, depths.index(knobs.queue_depth)
+    knobs, hot, depths = choice.knobs, choice.hot_clusters, sorted(QUEUE_DEPTHS)
+    at, ahead = depths.index(knobs.queue_depth), knobs.is_looking_ahead
     found = [
-        planner.choice(choice.budget, depth, knobs.is_looking_ahead)
+        planner.choice(choice.budget, hot, depth, ahead)
         for depth in depths[max(0, at - 1) : at + 2]
     ]
-    if knobs.mode == PREDICTED:
-        found.append(planner.choice(choice.budget, knobs.queue_depth, not knobs.is_looking_ahead))
     moved = [(knobs.workers + step, hot) for step in (-1, 1)]
-    moved += [(knobs.workers, hot + step) for step in (-1, 1) if knobs.mode == PREDICTED]
+    if knobs.mode == PREDICTED:
+        found.append(planner.choice(choice.budget, hot, knobs.queue_depth, not ahead))
+        moved += [(knobs.workers, hot + step) for step in (-1, 1)]
     for workers, clusters in moved:
-        if 1 <= workers <= planner.config.num_workers and clusters >= 0:
+        if 1 <= workers <= planner.config.num_workers and 0 <= clusters <= 32:
             budget = planner.budget(knobs.mode, workers, clusters)
             if budget is not None:
-                found.append(planner.choice(budget, knobs.queue_depth, knobs.is_looking_ahead))
+                found.append(planner.choice(budget, clusters, knobs.queue_depth, ahead))
     return found
 
 
@@ -82,7 +82,8 @@ class TestPlan:
         with with_predictors():
             plan = make_planner(3600 * MIB, predicts=True, mode=PREDICTED).plan()
         assert plan.reason().startswith("predicted (lossy): ")
-        assert any(choice.budget.residency.hot_clusters for choice in plan.by_batch.values())
+        hot = [choice.hot_clusters for choice in plan.by_batch.values()]
+        assert max(hot) <= plan.chosen.budget.residency.pinned_clusters
 
     def test_files_in_another_order_have_no_hot_part(self) -> None:
         source = shape_source()
