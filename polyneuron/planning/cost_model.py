@@ -242,7 +242,8 @@ class _Step:
         cpu_ns = layer.reads * (speed.cpu_ns + device.cache.miss_ns + LAND_NS)
         # The last neuron to land still has to be computed: a cluster's part of the layer.
         last = (layer.compute_ns - layer.early_ns) / (work.rows.num_clusters if work.rows else 1)
-        reading = layer.early_ns + layer.reads * 1e9 / speed.reads_per_s + last
+        first_ns = device.random_reads(read_bytes, 1).latency_ns
+        reading = layer.early_ns + first_ns + layer.reads * 1e9 / speed.reads_per_s + last
         if knobs.is_looking_ahead:
             return max(self._shared(attention_ns + layer.compute_ns, cpu_ns), reading)
         return attention_ns + max(self._shared(layer.compute_ns, cpu_ns), reading)
