@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -53,6 +54,7 @@ def bench(
     memory: options.Memory = "0",
     ffn_resident: options.FfnResident = -1.0,
     mode: options.Mode = FeedForwardMode.AUTO,
+    plan: options.PlanPath = None,
     output: Annotated[
         OutputFormat, option("--output", "-o", panel=OUTPUT, text="a table or JSON")
     ] = OutputFormat.MARKDOWN,
@@ -69,14 +71,15 @@ def bench(
     if peer not in (None, LlamaCpp.name):
         raise ConfigError(f"--peer {peer}: the only one known is {LlamaCpp.name}")
     path = locate_model(model)
-    settings = BenchSettings(
-        path, tests, repetitions,
-        EngineConfig(
-            num_ctx=_context(path, tests), num_workers=threads or len(usable_cores()),
-            max_sequences=1, **options.budget(memory, ffn_resident, mode, model),
-        ),
-        _peer_path(path, peer, peer_model),
-    )  # fmt: skip
+    config = EngineConfig(
+        num_workers=threads, max_sequences=1, **options.budget(memory, ffn_resident, mode, model)
+    )
+    if plan is not None:
+        config = options.planned(config, Path(plan), model)
+    num_workers = config.num_workers or len(usable_cores())
+    config = replace(config, num_ctx=_context(path, tests), num_workers=num_workers)
+    peer_path = _peer_path(path, peer, peer_model)
+    settings = BenchSettings(path, tests, repetitions, config, peer_path)
     report = run_bench(settings, lambda config: _open(path, config), _say)
     if as_json or output is OutputFormat.JSON:
         print(json.dumps(report.rows(), indent=1))

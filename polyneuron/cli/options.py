@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +13,9 @@ from polyneuron.errors import ConfigError
 from polyneuron.model.locate import locate_model
 from polyneuron.model.sampling import SETTINGS, SamplingParams
 from polyneuron.sizes import parse_size
+
+if TYPE_CHECKING:
+    from polyneuron.config import EngineConfig
 
 SAMPLING = "Sampling"
 ENGINE = "Engine"
@@ -65,6 +70,9 @@ Mode = Annotated[
     FeedForwardMode,
     option("--mode", panel=ENGINE, text="feed forward: every neuron, or those that are not zero"),
 ]
+PlanPath = Annotated[
+    str | None, option("--plan", panel=ENGINE, text="a file of polyneuron plan -o: how to run")
+]
 Deterministic = Annotated[
     bool, option("--deterministic", panel=ENGINE, text="hash every step's logits")
 ]
@@ -84,6 +92,12 @@ FrequencyPenalty = Annotated[float, option("--frequency-penalty", panel=SAMPLING
 Seed = Annotated[int, option("--seed", "-s", panel=SAMPLING, text="-1: random")]
 
 
+PLANNED_FLAGS = {
+    "-c": "num_ctx", "-t": "num_workers", "--memory": "memory_bytes",
+    "--ffn-resident": "ffn_resident", "--mode": "mode",
+}  # fmt: skip
+
+
 def sampling_params(**values: Any) -> SamplingParams:
     """The parameters the flags name; a value out of range is a ConfigError naming the flag."""
     return SamplingParams(**values)
@@ -99,6 +113,23 @@ def budget(memory: str, ffn_resident: float, mode: FeedForwardMode, model: str) 
         "ffn_resident": None if ffn_resident < 0 else ffn_resident,
         "mode": mode,
     }
+
+
+def planned(config: EngineConfig, path: Path, model: str) -> EngineConfig:
+    """The configuration a plan file asks for; a flag that would change it is refused."""
+    from polyneuron.config import EngineConfig
+    from polyneuron.host_memory import HostMemory
+    from polyneuron.model.locate import locate_model
+    from polyneuron.planning.plan_file import check_plan, read_plan
+    from polyneuron.planning.source import open_source
+
+    plan, plain = read_plan(path), EngineConfig()
+    for flag, name in PLANNED_FLAGS.items():
+        if getattr(config, name) != getattr(plain, name):
+            raise ConfigError(f"{flag}: the plan {path} sets it; edit the plan, or leave one out")
+    source = open_source(locate_model(model))
+    check_plan(plan, path, source, HostMemory().available().num_bytes)
+    return replace(config, **plan.settings())
 
 
 DEFAULTS: dict[str, Any] = {name: _default(name) for name in SETTINGS}

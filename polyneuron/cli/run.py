@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from polyneuron.cli import options
-from polyneuron.cli.options import DEFAULTS, ENGINE, OUTPUT, option
+from polyneuron.cli.options import DEFAULTS, OUTPUT, option
 from polyneuron.cli.progress import LoadProgress
 from polyneuron.config import FeedForwardMode
 from polyneuron.errors import ConfigError, DeviceError
 
 if TYPE_CHECKING:
     from polyneuron.completion import Completion, RequestIo
-    from polyneuron.config import EngineConfig
     from polyneuron.engine import Engine
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
-PLANNED_FLAGS = {
-    "-c": "num_ctx", "-t": "num_workers", "--memory": "memory_bytes",
-    "--ffn-resident": "ffn_resident", "--mode": "mode",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +58,7 @@ def run(
     memory: options.Memory = "0",
     ffn_resident: options.FfnResident = -1.0,
     mode: options.Mode = FeedForwardMode.AUTO,
-    plan: Annotated[
-        str | None, option("--plan", panel=ENGINE, text="a file of polyneuron plan -o: how to run")
-    ] = None,
+    plan: options.PlanPath = None,
     deterministic: options.Deterministic = False,
     no_display_prompt: Annotated[
         bool, option("--no-display-prompt", panel=OUTPUT, text="print the answer only")
@@ -95,7 +88,7 @@ def run(
         **options.budget(memory, ffn_resident, mode, model),
     )  # fmt: skip
     if plan is not None:
-        config = planned(config, Path(plan), model)
+        config = options.planned(config, Path(plan), model)
     with (
         LoadProgress("reading weights") as progress,
         LoadProgress("converting") as converting,
@@ -107,23 +100,6 @@ def run(
             engine, text, output, max_tokens=max(predict, -1), sampling=sampling,
             stop=tuple(stop or ()), ignore_eos=ignore_eos,
         )  # fmt: skip
-
-
-def planned(config: EngineConfig, path: Path, model: str) -> EngineConfig:
-    """The configuration a plan file asks for; a flag that would change it is refused."""
-    from polyneuron.config import EngineConfig
-    from polyneuron.host_memory import HostMemory
-    from polyneuron.model.locate import locate_model
-    from polyneuron.planning.plan_file import check_plan, read_plan
-    from polyneuron.planning.source import open_source
-
-    plan, plain = read_plan(path), EngineConfig()
-    for flag, name in PLANNED_FLAGS.items():
-        if getattr(config, name) != getattr(plain, name):
-            raise ConfigError(f"{flag}: the plan {path} sets it; edit the plan, or leave one out")
-    source = open_source(locate_model(model))
-    check_plan(plan, path, source, HostMemory().available().num_bytes)
-    return replace(config, **plan.settings())
 
 
 def read_prompt(prompt: str | None, file: str | None) -> str:

@@ -59,7 +59,7 @@ class Knobs:
     hot_neurons: int = 0
     """Predicted mode: of each layer, from the hottest on, those that are not predicted."""
     pinned_neurons: int = 0
-    """Predicted mode: of each layer, from the hottest on, those that stay; the hot ones at least."""
+    """Predicted mode: of each layer, hottest first, those that stay; at least the hot ones."""
     is_looking_ahead: bool = False
     """Whether reads begin before attention. Predicted mode with an early predictor only."""
 

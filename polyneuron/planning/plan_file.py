@@ -23,6 +23,8 @@ from polyneuron.sizes import parse_size, show_size
 
 FORMAT_VERSION = 1
 MAX_BATCH = 64
+VARIANTS = ("hot_on_npu", "matrix_barrier", "keep_neurons")
+"""Keys of the table `engine` that a file need not have; fields of EngineConfig of that name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class PlanFile:
     lookahead: bool
     hot_clusters: Mapping[int, int] = field(default_factory=dict)
     """Of every layer, by the number of sequences that run at once."""
+    variants: Mapping[str, bool] = field(default_factory=dict)
+    """Those of VARIANTS that the file names: ways to run that a plan never chooses."""
 
     def settings(self) -> dict[str, Any]:
         """The fields of EngineConfig that it sets."""
@@ -52,6 +56,7 @@ class PlanFile:
             "queue_depth": self.queue_depth,
             "lookahead": self.lookahead,
             "hot_clusters": self._hot_by_batch(),
+            **self.variants,
         }
 
     def _hot_by_batch(self) -> tuple[int, ...]:
@@ -159,6 +164,7 @@ def read_plan(path: Path) -> PlanFile:
         queue_depth=engine.whole("queue_depth", 1, MAX_QUEUE_DEPTH),
         lookahead=engine.flag("lookahead"),
         hot_clusters=hot.counts(),
+        variants={key: engine.flag(key) for key in VARIANTS if engine.has(key)},
     )
     for each in (table, model, memory, engine, hot):
         each.refuse_others()
@@ -200,6 +206,9 @@ class _Table:
         if not is_right(value):
             raise self.fault(key, f"is {str(value)[:60]!a}", cure)
         return value
+
+    def has(self, key: str) -> bool:
+        return key in self._found
 
     def table(self, key: str) -> _Table:
         found = self._take(key, f"write a table [{key}]", lambda v: isinstance(v, dict))

@@ -128,7 +128,8 @@ class Planner:
 
     def _fit(self, mode: str, workers: int, hot_clusters: int) -> Budget | None:
         config = replace(
-            self.config, mode=FeedForwardMode(mode), num_workers=workers, hot_clusters=(hot_clusters,),
+            self.config, mode=FeedForwardMode(mode), num_workers=workers,
+            hot_clusters=(hot_clusters,),
             num_npu_threads=min(self.config.num_workers, MAX_EXECUTORS - workers),
         )  # fmt: skip
         try:

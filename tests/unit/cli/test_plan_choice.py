@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from polyneuron.cli.main import main
-from polyneuron.cli.run import planned
+from polyneuron.cli.options import planned
 from polyneuron.config import EngineConfig
 from polyneuron.errors import ConfigError
 from polyneuron.io.ncf_format import Layout
