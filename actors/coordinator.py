@@ -1,6 +1,10 @@
 """The coordinator's state: requests, phases, and which tokens the next step computes.
 
 Pure: no clock, no Ray, no arena. The shell performs each `StepPlan` and reports what came of it.
+
+Requests submitted together are candidates: answers to one prompt that is computed once (best-of-N,
+paper §1.13). The first of them leads: it computes the prompt; the others wait for it, then go on
+from the same KV blocks, of which only the last, half-filled one is copied.
 """
 
 from __future__ import annotations
@@ -58,6 +62,8 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)
     """Tokens generated so far."""
     finish_reason: str = ""
+    leader: Sequence | None = None
+    """Who computes its prompt, while it waits for that; None: it does itself, or has it."""
 
     def move_to(self, status: RequestStatus) -> None:
         """Change the status along an allowed edge, or raise and change nothing."""
@@ -72,6 +78,16 @@ class Sequence:
         """Prompt tokens still to be computed."""
         return max(0, len(self.request.prompt) - self.num_computed)
 
+    @property
+    def num_shared_blocks(self) -> int:
+        """KV blocks the prompt fills: candidates share them, since nobody writes to them again."""
+        return len(self.request.prompt) // KV_BLOCK_TOKENS
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks of prompt and answer."""
+        return -(-(len(self.request.prompt) + self.request.max_tokens) // KV_BLOCK_TOKENS)
+
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
@@ -84,11 +100,26 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchChange:
+    """From step `step` on (counted from 0), decode steps compute `num_sequences` sequences."""
+
+    step: int
+    num_sequences: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One forward pass: its tokens in order, and the phase whose program runs."""
 
     phase: Phase
     rows: tuple[StepRow, ...]
+    batch_change: BatchChange | None = None
+    """Of a decode step with another number of sequences than the one before it."""
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences that get a token of a decode step; 0 in prefill."""
+        return len(self.rows) if self.phase is Phase.DECODE else 0
 
     @property
     def logit_rows(self) -> list[int]:
@@ -105,18 +136,34 @@ class CoordinatorState:
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
     free_blocks: list[int] = field(default_factory=list)
+    block_users: list[int] = field(default_factory=list)
+    """How many sequences hold each KV block."""
     free_slots: list[int] = field(default_factory=list)
     phase: Phase = Phase.IDLE
+    num_steps: int = 0
+    """Steps computed so far."""
+    batch_size: int = 0
+    """Sequences of the last decode step."""
+    owes_decode: bool = False
+    """Whether the last step was a chunk of a prompt while others had a token to compute."""
 
     def __post_init__(self) -> None:
         self.free_blocks = list(range(self.num_kv_blocks - 1, -1, -1))
+        self.block_users = [0] * self.num_kv_blocks
         self.free_slots = list(range(self.config.max_sequences - 1, -1, -1))
 
     def submit(self, request: SubmitRequest) -> Sequence:
         """Queue a request; the sender has checked that it fits the context."""
-        sequence = Sequence(request)
-        self.waiting.append(sequence)
+        (sequence,) = self.submit_candidates([request])
         return sequence
+
+    def submit_candidates(self, requests: SequenceOf[SubmitRequest]) -> list[Sequence]:
+        """Queue requests with one prompt, at most `max_sequences`; the first of them leads."""
+        leader, *others = sequences = [Sequence(request) for request in requests]
+        for sequence in others:
+            sequence.leader = leader
+        self.waiting.extend(sequences)
+        return sequences
 
     def cancel(self, request_id: int) -> Sequence | None:
         """End a request wherever it is; None when it is not here (any more)."""
@@ -126,47 +173,87 @@ class CoordinatorState:
                 return sequence
         return None
 
+    def followers(self, leader: Sequence) -> list[Sequence]:
+        """Those that wait for the prompt a sequence computes, in their order."""
+        return [s for s in (*self.waiting, *self.running) if s.leader is leader]
+
     def finish(self, sequence: Sequence, reason: str) -> None:
         """End a sequence and free what it holds."""
+        self._pass_on_prompt(sequence)
+        sequence.leader = None
         if sequence.status is RequestStatus.WAITING:
             self.waiting.remove(sequence)
         else:
             self.running.remove(sequence)
             self.free_slots.append(sequence.slot)
-            self.free_blocks.extend(reversed(sequence.block_ids))
+            self._release(sequence.block_ids)
         sequence.move_to(RequestStatus.FINISHED)
         sequence.finish_reason = reason
         assert len(self.free_blocks) <= self.num_kv_blocks
 
+    def _pass_on_prompt(self, leader: Sequence) -> None:
+        """Another candidate goes on with the prompt, from what lies in the blocks they share."""
+        if followers := self.followers(leader):
+            heir, *others = followers
+            heir.leader = None
+            heir.num_computed = min(leader.num_computed, leader.num_shared_blocks * KV_BLOCK_TOKENS)
+            for sequence in others:
+                sequence.leader = heir
+
+    def _release(self, block_ids: list[int]) -> None:
+        for block in reversed(block_ids):
+            self.block_users[block] -= 1
+            if self.block_users[block] == 0:
+                self.free_blocks.append(block)
+
     def admit(self) -> list[Sequence]:
-        """Start waiting sequences, in order, while slots and KV blocks last."""
+        """Start waiting sequences, in order, while slots and KV blocks last.
+
+        Candidates of one prompt start together.
+        """
         admitted: list[Sequence] = []
-        while self.waiting and self.free_slots:
-            sequence = self.waiting[0]
-            request = sequence.request
-            needed = -(-(len(request.prompt) + request.max_tokens) // KV_BLOCK_TOKENS)
-            if needed > len(self.free_blocks):
+        while self.waiting:
+            leader = self.waiting[0]
+            group = [leader, *self.followers(leader)]
+            shared = leader.num_shared_blocks
+            needed = sum(s.num_blocks for s in group) - shared * (len(group) - 1)
+            if len(group) > len(self.free_slots) or needed > len(self.free_blocks):
                 break
-            self.waiting.popleft()
-            sequence.move_to(RequestStatus.PREFILL)
-            sequence.slot = self.free_slots.pop()
-            sequence.block_ids = [self.free_blocks.pop() for _ in range(needed)]
-            self.running.append(sequence)
-            admitted.append(sequence)
+            for sequence in group:
+                self.waiting.popleft()
+                self._start(sequence, [] if sequence is leader else leader.block_ids[:shared])
+            admitted += group
         return admitted
 
+    def _start(self, sequence: Sequence, shared: list[int]) -> None:
+        sequence.move_to(RequestStatus.PREFILL)
+        sequence.slot = self.free_slots.pop()
+        own = [self.free_blocks.pop() for _ in range(sequence.num_blocks - len(shared))]
+        sequence.block_ids = shared + own
+        for block in sequence.block_ids:
+            self.block_users[block] += 1
+        self.running.append(sequence)
+
     def schedule(self) -> StepPlan | None:
-        """The next step: a chunk of the first unfinished prompt, else a token of each sequence."""
-        for sequence in self.running:
-            if sequence.num_uncomputed:
-                self.phase = Phase.PREFILL
-                return StepPlan(self.phase, self._prefill_rows(sequence))
-        if not self.running:
+        """The next step: a chunk of the first unfinished prompt, or a token of each sequence.
+
+        While there are both they take turns, so that no prompt, however long, and no row of
+        prompts holds up for more than a chunk who has begun to answer.
+        """
+        decoding = [s for s in self.running if s.status is RequestStatus.DECODE]
+        prompts = (s for s in self.running if s.num_uncomputed and s.leader is None)
+        prompt = None if decoding and self.owes_decode else next(prompts, None)
+        if prompt is not None:
+            self.phase = Phase.PREFILL
+            return StepPlan(self.phase, self._prefill_rows(prompt))
+        if not decoding:
             self.phase = Phase.IDLE
             return None
         self.phase = Phase.DECODE
-        rows = (StepRow(s, s.tokens[-1], s.num_computed, True) for s in self.running)
-        return StepPlan(self.phase, tuple(rows))
+        rows = tuple(StepRow(s, s.tokens[-1], s.num_computed, True) for s in decoding)
+        is_new = len(rows) != self.batch_size
+        change = BatchChange(self.num_steps, len(rows)) if is_new else None
+        return StepPlan(self.phase, rows, change)
 
     def _prefill_rows(self, sequence: Sequence) -> tuple[StepRow, ...]:
         prompt, first = sequence.request.prompt, sequence.num_computed
@@ -182,11 +269,28 @@ class CoordinatorState:
             for i in range(first, last)
         )
 
-    def computed(self, plan: StepPlan) -> None:
-        """The step is done: its positions are in the KV cache."""
+    def computed(self, plan: StepPlan) -> list[Sequence]:
+        """The step is done: its positions are in the KV cache.
+
+        Returns who now has a prompt that another sequence computed: its logits are theirs too, and
+        the shell must perform `block_copies` before the next step.
+        """
+        self.num_steps += 1
+        self.batch_size = plan.batch_size or self.batch_size
+        self.owes_decode = plan.phase is Phase.PREFILL and any(
+            s.status is RequestStatus.DECODE for s in self.running
+        )
         for row in plan.rows:
             if row.sequence.status is not RequestStatus.FINISHED:
                 row.sequence.num_computed = row.position + 1
+        leader = plan.rows[0].sequence
+        if leader.num_uncomputed:
+            return []
+        joined = self.followers(leader)
+        for sequence in joined:
+            sequence.leader = None
+            sequence.num_computed = leader.num_computed
+        return joined
 
     def append(self, sequence: Sequence, token_id: int) -> None:
         """Take a sampled token; the sequence ends at an end token or its limit."""
@@ -204,3 +308,12 @@ class CoordinatorState:
         for sequence in ended:
             self.finish(sequence, reason)
         return ended
+
+
+def block_copies(leader: Sequence, joined: SequenceOf[Sequence]) -> list[tuple[int, int]]:
+    """(from, to) of the KV blocks that sequences which joined need a copy of: the last of a prompt.
+
+    None where the prompt ends with a full block.
+    """
+    index, rest = divmod(len(leader.request.prompt), KV_BLOCK_TOKENS)
+    return [(leader.block_ids[index], s.block_ids[index]) for s in joined] if rest else []

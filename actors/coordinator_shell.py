@@ -11,11 +11,11 @@ from typing import Any
 
 import ray
 
-from polyneuron.actors.coordinator import CoordinatorState, RequestStatus, StepPlan
-from polyneuron.actors.io_counters import IoCounters, IoMeter
+from polyneuron.actors.coordinator import StepPlan
+from polyneuron.actors.io_counters import IoMeter
 from polyneuron.actors.messages import SubmitRequest
 from polyneuron.actors.readers import Readers
-from polyneuron.actors.sequence_run import Mailbox, SequenceRun
+from polyneuron.actors.request_book import RequestBook
 from polyneuron.actors.shells import attach_arena
 from polyneuron.actors.step_runner import MAX_RECOVERIES, StepRunner
 from polyneuron.actors.supervisor import Supervisor
@@ -53,12 +53,10 @@ def read_failure(path: str, error: int) -> str:
 
 
 class CoordinatorShell:
-    """Requests, phases, steps, sampling of one node."""
+    """Steps of one node, what they need replaced, and the requests they serve."""
 
     def __init__(self) -> None:
         isa.select()
-        self._runs: dict[int, SequenceRun] = {}
-        self._ended: dict[int, bytes] = {}
         self._changed = threading.Condition()
         self._stopping = False
         self._dry = False
@@ -74,9 +72,9 @@ class CoordinatorShell:
         """Map the arena and write the step programs into it; returns this process."""
         self._refs = refs  # an object passed to a constructor would tie restarts to it
         self._layout = layout
-        self._state = CoordinatorState(layout.config, layout.num_kv_blocks)
         self._arena = attach_arena(refs)
         self._runner = StepRunner(self._arena, spec, layout)
+        self._book = RequestBook(self._arena, layout, self._runner)
         self._io_meter = IoMeter(self._arena, layout) if layout.is_streaming else None
         return os.getpid()
 
@@ -118,33 +116,25 @@ class CoordinatorShell:
     # ---- requests
 
     @ray.method(concurrency_group="control")
-    def submit(self, descriptor: bytes) -> None:
-        """Queue a `SubmitRequest`."""
-        request = SubmitRequest.unpack(descriptor)
-        mailbox = Mailbox(self._arena, self._layout, request.mailbox)
-        mailbox.clear()
+    def submit(self, descriptors: list[bytes]) -> None:
+        """Queue a `SubmitRequest`, or several that are candidates of one prompt."""
+        requests = [SubmitRequest.unpack(descriptor) for descriptor in descriptors]
         with self._changed:
-            sequence = self._state.submit(request)
-            try:
-                self._runs[request.request_id] = SequenceRun.start(sequence, mailbox)
-            except Exception:
-                self._state.cancel(request.request_id)
-                raise
+            self._book.submit(requests)
             self._changed.notify()
 
     @ray.method(concurrency_group="control")
-    def cancel(self, request_id: int) -> None:
-        """End a request at the next token; unknown or ended ones are no error."""
+    def cancel(self, request_ids: list[int]) -> None:
+        """End requests at the next token; unknown or ended ones are no error."""
         with self._changed:
-            sequence = self._state.cancel(request_id)
-            if sequence is not None:
-                self._end(self._runs[request_id])
+            for request_id in request_ids:
+                self._book.cancel(request_id)
 
     @ray.method(concurrency_group="control")
     def take_outcome(self, request_id: int) -> bytes:
         """The `RequestOutcome` of an ended request, once."""
         with self._changed:
-            return self._ended.pop(request_id)
+            return self._book.take_outcome(request_id).pack()
 
     @ray.method(concurrency_group="control")
     def set_dry(self, dry: bool) -> None:
@@ -179,12 +169,12 @@ class CoordinatorShell:
         while True:
             self._resize_between_steps()
             with self._changed:
-                plan = self._next_plan()
+                plan = self._book.next_plan()
                 if plan is None and not self._stopping and self._wanted_slots is None:
                     self._changed.wait(IDLE_WATCH_S)
-                    plan = self._next_plan()
+                    plan = self._book.next_plan()
                 if self._stopping:
-                    self._fail_all("stopped", None)
+                    self._book.fail_all("stopped", None)
                     return
             if plan is not None:
                 self._perform(plan)
@@ -222,12 +212,6 @@ class CoordinatorShell:
         except Exception:  # noqa: BLE001  the next step meets it again and tells its request
             self._watched_ns = monotonic_ns()
 
-    def _next_plan(self) -> StepPlan | None:
-        for sequence in self._state.admit():
-            self._runner.place_sequence(sequence)
-            self._runs[sequence.request.request_id].start_ns = monotonic_ns()
-        return self._state.schedule()
-
     def _perform(self, plan: StepPlan) -> None:
         try:
             self._recoveries = 0
@@ -235,53 +219,11 @@ class CoordinatorShell:
             logits, step_ns = self._runner.run(plan, self._recover, dry=self._dry)
         except Exception as error:  # noqa: BLE001  a failed step ends requests, not the loop
             with self._changed:
-                self._fail_all("error", str(error) or repr(error))
+                self._book.fail_all("error", str(error) or repr(error))
             return
         with self._changed:
-            self._state.computed(plan)
-            if self._io_meter is not None:
-                self._count_io(plan, self._io_meter.take())
-            for row_index, row in zip(plan.logit_rows, logits, strict=True):
-                planned = plan.rows[row_index]
-                run = self._runs.get(planned.sequence.request.request_id)
-                if run is not None:
-                    self._take_logits(run, row, planned.position, step_ns)
-
-    def _count_io(self, plan: StepPlan, io: IoCounters) -> None:
-        for request_id in {row.sequence.request.request_id for row in plan.rows}:
-            if run := self._runs.get(request_id):
-                run.step_done(plan.phase, io)
-
-    def _take_logits(self, run: SequenceRun, logits: Any, position: int, step_ns: int) -> None:
-        sequence = run.sequence
-        if sequence.request.score_from >= 0:
-            run.score(logits, position)
-            if position == len(sequence.request.prompt) - 1:
-                self._state.finish(sequence, "scored")
-        elif sequence.request.max_tokens == 0:
-            self._state.finish(sequence, "length")
-        else:
-            try:
-                token_id = run.sample(logits)
-            except Exception as error:  # noqa: BLE001  it is of this request alone
-                self._state.finish(sequence, "error")
-                self._end(run, str(error) or repr(error))
-                return
-            self._state.append(sequence, token_id)
-            run.token_done(monotonic_ns(), step_ns)
-            run.mailbox.push(token_id)
-        if sequence.status is RequestStatus.FINISHED:
-            self._end(run)
-
-    def _end(self, run: SequenceRun, error: str | None = None) -> None:
-        request_id = run.sequence.request.request_id
-        self._ended[request_id] = run.outcome(monotonic_ns(), error).pack()
-        del self._runs[request_id]
-        run.mailbox.finish()
-
-    def _fail_all(self, reason: str, error: str | None) -> None:
-        for sequence in self._state.fail_all(reason):
-            self._end(self._runs[sequence.request.request_id], error)
+            io = self._io_meter.take() if self._io_meter is not None else None
+            self._book.step_done(plan, logits, step_ns, io)
 
     # ---- recovery
 

@@ -39,6 +39,8 @@ class SubmitRequest(Message):
     hash_logits: bool = False
     score_from: int = -1
     """Prompt index from which the next token's log-probability is wanted; -1: generate instead."""
+    score_answer: bool = False
+    """Keep the log-probability of every generated token, by the logits as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +58,21 @@ class RequestOutcome(Message):
     logits_sha256: str | None
     top_logprobs: list[list[tuple[int, float]]]
     scores: list[float]
-    """Log-probabilities asked for by `score_from`."""
+    """Log-probabilities asked for by `score_from` or `score_answer`."""
     prefill_io: IoCounters = NO_IO
     """Of the steps that computed the prompt; a step of several sequences counts for each."""
     decode_io: IoCounters = NO_IO
     miss_rates: list[float] = field(default_factory=list)
     """Of decode steps that used the neuron cache: the share of neurons it did not have."""
+    batch_sizes: list[tuple[int, int]] = field(default_factory=list)
+    """(index of a token, sequences its step computed), where that number changed; no prefill."""
     error: str | None = None
 
     def __post_init__(self) -> None:
         rows = [[(token_id, value) for token_id, value in row] for row in self.top_logprobs]
         object.__setattr__(self, "top_logprobs", rows)  # msgpack has no tuples
+        sizes = [(index, size) for index, size in self.batch_sizes]
+        object.__setattr__(self, "batch_sizes", sizes)
         for name in ("prefill_io", "decode_io"):
             object.__setattr__(self, name, IoCounters(*getattr(self, name)))
 

@@ -14,7 +14,12 @@ from polyneuron.actors.io_counters import NO_IO, IoCounters
 from polyneuron.actors.messages import RequestOutcome
 from polyneuron.config import Phase
 from polyneuron.kernels.arena import Arena
-from polyneuron.model.sampling import Sampler, SamplingParams, log_probabilities
+from polyneuron.model.sampling import (
+    Sampler,
+    SamplingParams,
+    log_probabilities,
+    log_probability,
+)
 from polyneuron.planning.layout import MAILBOX_HEAD_BYTES, ArenaLayout
 
 FINISHED_WORD = 4
@@ -89,6 +94,7 @@ class SequenceRun:
     prefill_io: IoCounters = NO_IO
     decode_io: IoCounters = NO_IO
     miss_rates: list[float] = field(default_factory=list)
+    batch_sizes: list[tuple[int, int]] = field(default_factory=list)
     digest: Any = None
 
     @classmethod
@@ -103,10 +109,8 @@ class SequenceRun:
         """Log-probability of the prompt token after `position`."""
         following = position + 1
         if following < len(self.sequence.request.prompt):
-            row = logits.astype(np.float64)
-            top = row.max()
-            total = np.log(np.exp(row - top).sum()) + top
-            self.scores.append(float(row[self.sequence.request.prompt[following]] - total))
+            token_id = self.sequence.request.prompt[following]
+            self.scores.append(log_probability(logits, token_id))
 
     def sample(self, logits: NDArray[np.float32]) -> int:
         """The next token; keeps what the request wants to know of the logits."""
@@ -114,7 +118,10 @@ class SequenceRun:
             self.digest.update(logits.tobytes())
         if self.sequence.request.top_logprobs:
             self.top_logprobs.append(log_probabilities(logits, self.sequence.request.top_logprobs))
-        return self.sampler.sample(logits)
+        token_id = self.sampler.sample(logits)
+        if self.sequence.request.score_answer:
+            self.scores.append(log_probability(logits, token_id))
+        return token_id
 
     def step_done(self, phase: Phase, io: IoCounters) -> None:
         """Count what a step read that computed something of this request."""
@@ -125,8 +132,10 @@ class SequenceRun:
         if io.hit_rate is not None:
             self.miss_rates.append(1.0 - io.hit_rate)
 
-    def token_done(self, now_ns: int, step_ns: int) -> None:
-        """Count a token that has just been sampled."""
+    def token_done(self, now_ns: int, step_ns: int, batch_size: int = 0) -> None:
+        """Count a token just sampled, of a step that gave `batch_size` tokens (0: a prompt)."""
+        if batch_size and (not self.batch_sizes or self.batch_sizes[-1][1] != batch_size):
+            self.batch_sizes.append((len(self.sequence.tokens) - 1, batch_size))
         if self.first_token_ns == 0:
             self.first_token_ns = now_ns
         else:
@@ -150,5 +159,6 @@ class SequenceRun:
             prefill_io=self.prefill_io,
             decode_io=self.decode_io,
             miss_rates=self.miss_rates,
+            batch_sizes=self.batch_sizes,
             error=error,
         )

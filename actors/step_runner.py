@@ -6,6 +6,7 @@ No Ray here: the coordinator's shell uses it over Ray's arena, tests over a loca
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,10 @@ class StepRunner:
         width = layout.strides["logits"] // 4
         shape = (config.max_logit_rows, width)
         self._logits = arena.view(layout.at("activations.logits"), shape, np.float32)
+        # Of KV blocks (layers, blocks, bytes): as words, which copy faster.
+        block_bytes = layout.kv_layer_bytes // layout.num_kv_blocks
+        kv_shape = (spec.num_layers, layout.num_kv_blocks, block_bytes // 8)
+        self._kv = arena.view(layout.at("kv.blocks"), kv_shape, np.uint64)
         self._write_constants()
 
     def _write_program(self, name: str, phase: Phase, hot_clusters: int = 0) -> None:
@@ -152,6 +157,12 @@ class StepRunner:
     def place_sequence(self, sequence: Sequence) -> None:
         """Write an admitted sequence's block table."""
         self._tables[sequence.slot, : len(sequence.block_ids)] = sequence.block_ids
+
+    def copy_blocks(self, copies: SequenceOf[tuple[int, int]]) -> None:
+        """Copy KV blocks (from, to) in every layer. No step may run."""
+        for source, target in copies:
+            for blocks in self._kv:  # one by one: numpy would copy more than that twice
+                blocks[target] = blocks[source]
 
     def _phase(self, plan: StepPlan) -> Phase:
         """Which program computes a step: a prompt of a token or two need not stream every layer."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -81,8 +83,52 @@ class RequestIo:
 
 
 @dataclass(frozen=True, slots=True)
+class CandidateReport:
+    """One candidate of a prompt, as far as it is told of."""
+
+    mean_logprob: float | None
+    """Mean over its tokens of the natural logarithm of their probability, by the logits as they
+    are, before temperature and filters; None without tokens."""
+    num_tokens: int
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BestOf:
+    """All candidates of a prompt, and the number of the chosen one (paper §1.13)."""
+
+    chosen: int
+    candidates: tuple[CandidateReport, ...]
+
+    @classmethod
+    def among(cls, reports: Iterable[CandidateReport]) -> BestOf:
+        """Choose the one whose tokens are the likeliest on average; of equals the first.
+
+        One without a token comes after all others.
+        """
+        candidates = tuple(reports)
+        means = [-math.inf if c.mean_logprob is None else c.mean_logprob for c in candidates]
+        return cls(means.index(max(means)), candidates)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The `best_of` object of `run --json`."""
+        return {
+            "n": len(self.candidates),
+            "chosen": self.chosen,
+            "candidates": [
+                {
+                    "mean_logprob": c.mean_logprob,
+                    "n": c.num_tokens,
+                    "finish_reason": c.finish_reason,
+                }
+                for c in self.candidates
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
-    """Text and tokens of one request."""
+    """Text and tokens of one request; of several candidates, those of the best."""
 
     text: str
     prompt_tokens: list[int]
@@ -93,6 +139,10 @@ class Completion:
     top_logprobs: list[list[tuple[int, float]]]
     timings: Timings
     io: RequestIo
+    best_of: BestOf | None = None
+    """None when there was one candidate only."""
+    batch_sizes: list[tuple[int, int]] = field(default_factory=list)
+    """(index of a token, sequences its decode step computed), where that number changed."""
 
 
 def token_statistics(token_ns: list[int]) -> dict[str, float | None]:

@@ -6,12 +6,15 @@ import os
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from polyneuron.errors import ConfigError
 
 ENV_PREFIX = "POLYNEURON_"
 DEFAULT_NUM_CTX = 4096
 MAX_QUEUE_DEPTH = 1024
+DEFAULT_LOGIT_ROWS = 8
+DEFAULT_REQUESTS = 64
 
 
 class Phase(StrEnum):
@@ -49,9 +52,9 @@ class EngineConfig:
     """Tokens of one prefill chunk."""
     max_sequences: int = 4
     """Sequences that run at once; the KV cache holds this many full contexts."""
-    max_requests: int = 64
+    max_requests: int = DEFAULT_REQUESTS
     """Requests accepted at once, running and waiting; one more is refused."""
-    max_logit_rows: int = 8
+    max_logit_rows: int = DEFAULT_LOGIT_ROWS
     """Rows of logits a step may give; `perplexity` asks for more."""
     memory_bytes: int = 0
     """All the product may take, Ray included; 0: what machine and cgroup leave."""
@@ -112,6 +115,14 @@ def _mode_of(value: str) -> FeedForwardMode:
     except ValueError:
         names = ", ".join(FeedForwardMode)
         raise ConfigError(f"mode is {value!r}: must be one of {names}") from None
+
+
+def check_whole(name: str, value: Any, low: int, high: int | None) -> None:
+    """Raise ConfigError unless value is a whole number between the bounds."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not (is_whole and low <= value and (high is None or value <= high)):
+        bounds = f"{low} or more" if high is None else f"from {low} to {high}"
+        raise ConfigError(f"{name} is {value!r}: must be a whole number, {bounds}")
 
 
 def usable_cores() -> list[int]:

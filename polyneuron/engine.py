@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, Self
 from polyneuron.actors.cluster import ClusterConfig, PrivateCluster
 from polyneuron.actors.messages import RequestOutcome, SubmitRequest
 from polyneuron.actors.sequence_run import Mailbox
+from polyneuron.candidate import Candidate, OpenRequest
 from polyneuron.completion import Completion
-from polyneuron.config import EngineConfig, usable_cores
+from polyneuron.config import EngineConfig, check_whole, usable_cores
 from polyneuron.errors import ConfigError, ContextError, EngineError
-from polyneuron.generation import Generation, OpenRequest, make_stops
+from polyneuron.generation import Generation, make_stops
 from polyneuron.host_memory import HostMemory
 from polyneuron.io.ncf_format import Layout
 from polyneuron.io.weight_reader import ReadReport
@@ -55,14 +56,6 @@ class MemoryReport:
     """The most since the engine was opened: of the cgroup where one limits, else as seen."""
     ray_bytes: int
     arena_bytes: int
-
-
-def _check_whole(name: str, value: Any, low: int, high: int | None) -> None:
-    """Raise ConfigError unless value is a whole number between the bounds."""
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    if not (is_whole and low <= value and (high is None or value <= high)):
-        bounds = f"{low} or more" if high is None else f"from {low} to {high}"
-        raise ConfigError(f"{name} is {value!r}: must be a whole number, {bounds}")
 
 
 class Engine:
@@ -181,29 +174,34 @@ class Engine:
         """Token ids of raw text; control tokens in it count as such."""
         return self.tokenizer.encode(text, add_bos=add_bos, parse_special=True)
 
-    def _submit(self, **fields: Any) -> OpenRequest:
-        actors = self.actors
+    def submit(self, *candidates: Mapping[str, Any]) -> list[OpenRequest]:
+        """Start one request, or several with the same prompt, by fields of `SubmitRequest`."""
+        actors, count = self.actors, len(candidates)
         self._launch.check_running(actors)
         with self._lock:
-            if not self._mailboxes:
+            if len(self._mailboxes) < count:
                 raise EngineError(
                     f"{self.config.max_requests} requests are running or waiting: try again later"
                 )
-            index, request_id = self._mailboxes.pop(), self._next_id
-            self._next_id += 1
-        mailbox = Mailbox(actors.arena, self.layout, index)
-        mailbox.clear()
-        request = SubmitRequest(request_id=request_id, mailbox=index, **fields)
+            indexes = [self._mailboxes.pop() for _ in range(count)]
+            first_id, self._next_id = self._next_id, self._next_id + count
+        mailboxes = [Mailbox(actors.arena, self.layout, index) for index in indexes]
+        requests = [
+            SubmitRequest(request_id=first_id + i, mailbox=index, **candidates[i])
+            for i, index in enumerate(indexes)
+        ]
         try:
-            self._launch.ask_coordinator(actors, "submit", request.pack())
+            for mailbox in mailboxes:
+                mailbox.clear()
+            self._launch.ask_coordinator(actors, "submit", [r.pack() for r in requests])
         except BaseException:
-            self._free_mailbox(index)
+            self._free_mailboxes(indexes)
             raise
-        return OpenRequest(self, request, mailbox)
+        return [OpenRequest(self, r, m) for r, m in zip(requests, mailboxes, strict=True)]
 
-    def _free_mailbox(self, index: int) -> None:
+    def _free_mailboxes(self, indexes: Iterable[int]) -> None:
         with self._lock:
-            self._mailboxes.append(index)
+            self._mailboxes.extend(indexes)
 
     def _checked(self, tokens: Iterable[int]) -> list[int]:
         """Token ids as plain integers of the vocabulary; at least one."""
@@ -245,22 +243,42 @@ class Engine:
         stop: str | Sequence[str] = (),
         top_logprobs: int = 0,
         ignore_eos: bool = False,
+        best_of: int = 1,
     ) -> Generation:
-        """Start a request; `max_tokens` -1: until the model ends or the context is full."""
+        """Start a request; `max_tokens` -1: until the model ends or the context is full.
+
+        `best_of` N draws N answers to the prompt, which is computed once, and gives the one whose
+        tokens have the best mean log-probability; the i-th (from 0) is drawn with seed + i.
+        """
         self.check_open()
         tokens = self.encode_prompt(prompt)
-        room, stops = self._room(tokens), make_stops(stop)
-        _check_whole("max_tokens", max_tokens, -1, None)
-        _check_whole("top_logprobs", top_logprobs, 0, self.spec.vocab_size)
-        request = self._submit(
-            prompt=tokens,
-            max_tokens=min(max_tokens, room) if max_tokens >= 0 else room,
-            sampling=asdict(sampling or SamplingParams()),
-            end_ids=[] if ignore_eos else sorted(self.tokenizer.end_ids),
-            top_logprobs=top_logprobs,
-            hash_logits=self.config.deterministic,
+        room = self._room(tokens)
+        check_whole("max_tokens", max_tokens, -1, None)
+        check_whole("top_logprobs", top_logprobs, 0, self.spec.vocab_size)
+        self._check_best_of(best_of)
+        stops = [make_stops(stop) for _ in range(best_of)]
+        fields = {
+            "prompt": tokens,
+            "max_tokens": min(max_tokens, room) if max_tokens >= 0 else room,
+            "end_ids": [] if ignore_eos else sorted(self.tokenizer.end_ids),
+            "top_logprobs": top_logprobs,
+            "hash_logits": self.config.deterministic,
+            "score_answer": best_of > 1,
+        }
+        drawn = (sampling or SamplingParams()).for_candidates(best_of)
+        requests = self.submit(*({**fields, "sampling": asdict(params)} for params in drawn))
+        return Generation(
+            self, [Candidate(self, *pair) for pair in zip(requests, stops, strict=True)]
         )
-        return Generation(self, request, stops)
+
+    def _check_best_of(self, best_of: int) -> None:
+        check_whole("best_of", best_of, 1, None)
+        for name in ("max_sequences", "max_requests"):
+            if best_of > (most := getattr(self.config, name)):
+                raise ConfigError(
+                    f"best_of is {best_of}: this engine's {name} is {most}; open it with "
+                    f"{name}={best_of}"
+                )
 
     def generate(self, prompt: Prompt, **options: Any) -> Completion:
         """Run one request to its end; options as for `stream`."""
@@ -283,8 +301,8 @@ class Engine:
             raise ContextError(
                 f"{len(prompt)} tokens to score, the context has {self.config.num_ctx}"
             )
-        _check_whole("first", first, 0, len(prompt) - 1)
-        request = self._submit(prompt=prompt, max_tokens=0, score_from=first)
+        check_whole("first", first, 0, len(prompt) - 1)
+        (request,) = self.submit({"prompt": prompt, "max_tokens": 0, "score_from": first})
         try:
             request.wait_finished()
             return request.take_outcome().scores
@@ -304,9 +322,9 @@ class Engine:
 
     # ---- used by Generation
 
-    def cancel(self, request_id: int) -> None:
-        """End a request soon; an ended one is no error."""
-        self._launch.ask_coordinator(self.actors, "cancel", request_id)
+    def cancel(self, request_ids: list[int]) -> None:
+        """End requests soon; an ended one is no error."""
+        self._launch.ask_coordinator(self.actors, "cancel", request_ids)
 
     def check_alive(self) -> None:
         """Raise EngineError when the coordinator's loop has ended or its process is lost."""
@@ -318,7 +336,7 @@ class Engine:
             ask = self._launch.ask_coordinator
             outcome = RequestOutcome.unpack(ask(self.actors, "take_outcome", request.request_id))
         finally:
-            self._free_mailbox(request.mailbox)
+            self._free_mailboxes([request.mailbox])
         if outcome.error is not None:
             raise EngineError(outcome.error)
         return outcome

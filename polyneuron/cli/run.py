@@ -13,11 +13,11 @@ import typer
 from polyneuron.cli import options
 from polyneuron.cli.options import DEFAULTS, OUTPUT, option
 from polyneuron.cli.progress import LoadProgress
-from polyneuron.config import FeedForwardMode
+from polyneuron.config import DEFAULT_LOGIT_ROWS, DEFAULT_REQUESTS, FeedForwardMode
 from polyneuron.errors import ConfigError, DeviceError
 
 if TYPE_CHECKING:
-    from polyneuron.completion import Completion, RequestIo
+    from polyneuron.completion import BestOf, Completion, RequestIo
     from polyneuron.engine import Engine
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
@@ -53,6 +53,14 @@ def run(
     presence_penalty: options.PresencePenalty = DEFAULTS["presence_penalty"],
     frequency_penalty: options.FrequencyPenalty = DEFAULTS["frequency_penalty"],
     seed: options.Seed = DEFAULTS["seed"],
+    best_of: Annotated[
+        int,
+        option(
+            "--best-of",
+            panel=options.SAMPLING,
+            text="answers to draw; the likeliest is printed (--temp 0: all alike)",
+        ),
+    ] = 1,
     ctx_size: options.CtxSize = 0,
     threads: options.Threads = 0,
     memory: options.Memory = "0",
@@ -79,12 +87,15 @@ def run(
         raise ConfigError(f"-n {predict}: give 0 or more, -1 (to the end) or -2 (fill the context)")
     if stop and not all(stop):
         raise ConfigError("--stop: a stop string is empty; leave it out")
+    if not 1 <= best_of <= DEFAULT_REQUESTS:
+        raise ConfigError(f"--best-of {best_of}: give 1 to {DEFAULT_REQUESTS}")
     output = RunOutput(as_json, not no_display_prompt and not as_json, verbose_prompt)
     from polyneuron.config import EngineConfig
     from polyneuron.engine import Engine
 
     config = EngineConfig(
-        num_ctx=ctx_size, num_workers=threads, deterministic=deterministic, max_sequences=1,
+        num_ctx=ctx_size, num_workers=threads, deterministic=deterministic,
+        max_sequences=best_of, max_logit_rows=max(best_of, DEFAULT_LOGIT_ROWS),
         **options.budget(memory, ffn_resident, mode, model),
     )  # fmt: skip
     if plan is not None:
@@ -98,7 +109,7 @@ def run(
             bar.stop()
         complete(
             engine, text, output, max_tokens=max(predict, -1), sampling=sampling,
-            stop=tuple(stop or ()), ignore_eos=ignore_eos,
+            stop=tuple(stop or ()), ignore_eos=ignore_eos, best_of=best_of,
         )  # fmt: skip
 
 
@@ -172,11 +183,21 @@ def summary_line(engine: Engine, completion: Completion) -> str:
         p99 = times.token_ms["p99"]
         parts.append(f"{times.predicted_per_second:.1f} tok/s, p99 {p99:.1f} ms a token")
     parts.append(f"{tokens_of(times.predicted_n)}, ended by {completion.finish_reason}")
+    if completion.best_of is not None:
+        parts.append(best_of_part(completion.best_of))
     parts.append(
         f"memory {memory.peak_bytes >> 20} MiB of {engine.budget.limit_bytes >> 20} "
         f"(arena {memory.arena_bytes >> 20}, Ray's daemons {memory.ray_bytes >> 20})"
     )
     return "measured: " + " · ".join([*parts, *io_parts(completion.io)])
+
+
+def best_of_part(best_of: BestOf) -> str:
+    """Which candidate was chosen and how likely it is."""
+    best, total = best_of.candidates[best_of.chosen], sum(c.num_tokens for c in best_of.candidates)
+    mean = "" if best.mean_logprob is None else f", mean log-probability {best.mean_logprob:.3f}"
+    count = len(best_of.candidates)
+    return f"best of {count}: candidate {best_of.chosen}{mean}, {tokens_of(total)} in all"
 
 
 def io_parts(io: RequestIo) -> list[str]:
@@ -197,6 +218,8 @@ def as_object(engine: Engine, completion: Completion) -> dict[str, Any]:
         "prompt_tokens": completion.prompt_tokens,
         "tokens": completion.tokens,
         "finish_reason": completion.finish_reason,
+        "best_of": completion.best_of.as_dict() if completion.best_of else None,
+        "batch_sizes": completion.batch_sizes,
         "logits_sha256": completion.logits_sha256,
         "timings": completion.timings.as_dict(),
         "memory": {

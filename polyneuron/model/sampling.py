@@ -8,7 +8,8 @@ import math
 import secrets
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +66,16 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name, setting in SETTINGS.items():
             _check(setting, getattr(self, name))
+
+    def for_candidates(self, count: int) -> list[Self]:
+        """Parameters of several answers to one prompt: as these, the i-th (from 0) with seed + i.
+
+        So each of them is what its seed gives alone. A random seed is drawn once for all.
+        """
+        if count == 1:
+            return [self]
+        first = self.seed if self.seed >= 0 else secrets.randbits(32)
+        return [replace(self, seed=(first + i) % 2**64) for i in range(count)]
 
     @property
     def has_penalties(self) -> bool:
@@ -184,6 +195,14 @@ def _check_finite(largest: float) -> None:
 def log_probabilities(logits: F32, k: int) -> list[tuple[int, float]]:
     """The k likeliest tokens with the natural logarithm of their probability, likeliest first."""
     ids, values = top_k(logits, min(k, logits.size))
-    shifted = logits.astype(np.float64) - float(values[0])
-    total = float(values[0]) + math.log(float(np.exp(shifted).sum()))
+    total = _log_total(logits, float(values[0]))
     return [(int(i), float(value) - total) for i, value in zip(ids, values, strict=True)]
+
+
+def log_probability(logits: F32, token_id: int) -> float:
+    """Natural logarithm of the probability that logits (vocab_size), as they are, give a token."""
+    return float(logits[token_id]) - _log_total(logits, float(logits.max()))
+
+
+def _log_total(logits: F32, largest: float) -> float:
+    return largest + math.log(float(np.exp(logits.astype(np.float64) - largest).sum()))

@@ -3,6 +3,7 @@
 Coordinator state, step runner, sampling, mailboxes and the C interpreter are the product's own.
 """
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -15,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyneuron.actors.arena import LocalArena, format_arena
-from polyneuron.actors.coordinator import CoordinatorState, RequestStatus, StepPlan
+from polyneuron.actors.coordinator import StepPlan
 from polyneuron.actors.messages import SubmitRequest
-from polyneuron.actors.sequence_run import Mailbox, SequenceRun
+from polyneuron.actors.request_book import RequestBook
+from polyneuron.actors.sequence_run import SequenceRun
 from polyneuron.actors.step_runner import StepRunner
 from polyneuron.config import EngineConfig, Phase
 from polyneuron.errors import EngineError
@@ -28,11 +30,11 @@ from polyneuron.io.layer_reader import LayerReader
 from polyneuron.io.neuron_reader import NeuronReader, open_neuron_device
 from polyneuron.io_report import LayerActivity, layer_activity
 from polyneuron.kernels import isa
-from polyneuron.kernels.arena import ServeStatus, Unit
+from polyneuron.kernels.arena import Arena, ServeStatus, Unit
 from polyneuron.kernels.neuron_cache import NeuronCache
 from polyneuron.model.sampling import SamplingParams
 from polyneuron.planning.budget import fit
-from polyneuron.planning.layout import num_executors
+from polyneuron.planning.layout import ArenaLayout, num_executors
 from polyneuron.planning.source import open_source
 
 SERVE_SLICE_NS = 1_000_000_000
@@ -51,6 +53,7 @@ class LocalResult:
     logits: list[NDArray[np.float32]] = field(default_factory=list)
     """Of every generated token, in order, each (vocab_size,)."""
     scores: list[float] = field(default_factory=list)
+    batch_sizes: list[tuple[int, int]] = field(default_factory=list)
 
 
 class LocalEngine:
@@ -154,30 +157,31 @@ class LocalEngine:
 
     def run_all(self, requests: Sequence[SubmitRequest]) -> list[LocalResult]:
         """Run requests together, as many at once as the configuration allows."""
-        state = CoordinatorState(self.config, self.layout.num_kv_blocks)
-        results: list[LocalResult] = []
-        by_id: dict[int, tuple[SequenceRun, LocalResult]] = {}
-        for request in requests:
-            mailbox = Mailbox(self.arena, self.layout, request.mailbox)
-            mailbox.clear()
-            run = SequenceRun.start(state.submit(request), mailbox)
-            results.append(LocalResult(run.sequence.tokens, "", scores=run.scores))
-            by_id[request.request_id] = run, results[-1]
-        while True:
-            for sequence in state.admit():
-                self._runner.place_sequence(sequence)
-            plan = state.schedule()
-            if plan is None:
+        return self.run_arriving([(0, [request]) for request in requests])
+
+    def candidates(
+        self, prompt: Sequence[int], limits: Sequence[int], **fields: Any
+    ) -> list[SubmitRequest]:
+        """Requests for `run_arriving`: answers to one prompt, of at most so many tokens each."""
+        return [self.request(prompt, limit, **fields) for limit in limits]
+
+    def run_arriving(
+        self, groups: Sequence[tuple[int, Sequence[SubmitRequest]]]
+    ) -> list[LocalResult]:
+        """Run groups of candidates, each submitted before the step of that number; in order."""
+        book = RecordingBook(self.arena, self.layout, self._runner)
+        due = list(groups)
+        for step in itertools.count():
+            for group in [group for when, group in due if when <= step]:
+                book.submit(group)
+            due = [(when, group) for when, group in due if when > step]
+            plan = book.next_plan()
+            if plan is not None:
+                logits = self._perform(plan)
+                book.step_done(plan, logits, self.step_ns[-1])
+            elif not due:
                 break
-            logits = self._perform(plan)
-            state.computed(plan)
-            for row_index, row in zip(plan.logit_rows, logits, strict=True):
-                planned = plan.rows[row_index]
-                run, result = by_id[planned.sequence.request.request_id]
-                _take_logits(state, run, result, row, planned.position)
-        for run, result in by_id.values():
-            result.finish_reason = run.sequence.finish_reason
-        return results
+        return [book.result(request.request_id) for _, group in groups for request in group]
 
     def _perform(self, plan: StepPlan) -> NDArray[np.float32]:
         logits, step_ns = self._runner.run(plan, self._check_threads, dry=self.dry)
@@ -223,25 +227,44 @@ class LocalEngine:
         self.close()
 
 
-def _take_logits(
-    state: CoordinatorState,
-    run: SequenceRun,
-    result: LocalResult,
-    logits: NDArray[np.float32],
-    position: int,
-) -> None:
-    """What the coordinator's shell does with a row of logits."""
-    sequence = run.sequence
-    if sequence.request.score_from >= 0:
-        run.score(logits, position)
-        if position == len(sequence.request.prompt) - 1:
-            state.finish(sequence, "scored")
-    elif sequence.request.max_tokens == 0:
-        state.finish(sequence, "length")
-    else:
-        result.logits.append(logits.copy())
-        token_id = run.sample(logits)
-        state.append(sequence, token_id)
-        run.mailbox.push(token_id)
-    if sequence.status is RequestStatus.FINISHED:
-        run.mailbox.finish()
+class RecordingBook(RequestBook):
+    """Keeps the logits each request was given."""
+
+    def __init__(self, arena: Arena, layout: ArenaLayout, runner: StepRunner) -> None:
+        super().__init__(arena, layout, runner)
+        self._logits: dict[int, list[NDArray[np.float32]]] = {}
+        self._tokens: dict[int, list[int]] = {}
+
+    def submit(self, requests: Sequence[SubmitRequest]) -> None:
+        """As the product's."""
+        super().submit(requests)
+        for request in requests:
+            self._logits[request.request_id] = []
+            self._tokens[request.request_id] = self.runs[request.request_id].sequence.tokens
+
+    def take_logits(
+        self,
+        run: SequenceRun,
+        logits: NDArray[np.float32],
+        position: int,
+        step_ns: int,
+        batch_size: int,
+    ) -> None:
+        """As the product's, with a copy of what tokens are sampled from."""
+        request = run.sequence.request
+        if request.max_tokens:
+            self._logits[request.request_id].append(logits.copy())
+        super().take_logits(run, logits, position, step_ns, batch_size)
+
+    def result(self, request_id: int) -> LocalResult:
+        """What an ended request gave."""
+        outcome = self.take_outcome(request_id)
+        if outcome.error is not None:
+            raise EngineError(outcome.error)
+        return LocalResult(
+            self._tokens[request_id],
+            outcome.finish_reason,
+            self._logits[request_id],
+            outcome.scores,
+            outcome.batch_sizes,
+        )

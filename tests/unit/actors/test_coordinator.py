@@ -2,73 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 
-from polyneuron.actors.coordinator import (
-    KV_BLOCK_TOKENS,
-    TRANSITIONS,
-    CoordinatorState,
-    RequestStatus,
-    Sequence,
-    StepPlan,
-)
-from polyneuron.actors.messages import SubmitRequest
-from polyneuron.config import EngineConfig, Phase
+from polyneuron.actors.coordinator import KV_BLOCK_TOKENS, TRANSITIONS, RequestStatus, Sequence
+from polyneuron.config import Phase
 from polyneuron.errors import ProtocolError
-
-END_ID = 2
-
-
-def make_coordinator(
-    *,
-    num_kv_blocks: int = 16,
-    max_tokens: int = 8,
-    max_sequences: int = 4,
-    max_logit_rows: int = 8,
-) -> CoordinatorState:
-    config = EngineConfig(
-        max_tokens=max_tokens, max_sequences=max_sequences, max_logit_rows=max_logit_rows
-    )
-    return CoordinatorState(config, num_kv_blocks)
-
-
-def make_request(
-    request_id: int = 1,
-    *,
-    prompt: Iterable[int] = range(10, 15),
-    max_tokens: int = 4,
-    score_from: int = -1,
-) -> SubmitRequest:
-    return SubmitRequest(
-        request_id=request_id,
-        mailbox=request_id,
-        prompt=list(prompt),
-        max_tokens=max_tokens,
-        end_ids=[END_ID],
-        score_from=score_from,
-    )
-
-
-def rows_of(plan: StepPlan | None) -> list[tuple[int, int, int, bool]]:
-    """(request, token, position, wants logits) of each row."""
-    assert plan is not None
-    return [
-        (row.sequence.request.request_id, row.token_id, row.position, row.wants_logits)
-        for row in plan.rows
-    ]
-
-
-def run_step(state: CoordinatorState, token_id: int = 7) -> StepPlan | None:
-    """Compute the next step; every row that wants logits gives `token_id`."""
-    state.admit()
-    plan = state.schedule()
-    if plan is not None:
-        state.computed(plan)
-        for index in plan.logit_rows:
-            state.append(plan.rows[index].sequence, token_id)
-    return plan
+from tests.support.coordinators import END_ID, make_coordinator, make_request, rows_of, run_step
 
 
 class TestAdmission:
