@@ -91,6 +91,15 @@ PresencePenalty = Annotated[float, option("--presence-penalty", panel=SAMPLING, 
 FrequencyPenalty = Annotated[float, option("--frequency-penalty", panel=SAMPLING, text="0: off")]
 Seed = Annotated[int, option("--seed", "-s", panel=SAMPLING, text="-1: random")]
 
+BestOf = Annotated[
+    int,
+    option(
+        "--best-of",
+        panel=SAMPLING,
+        text="answers to draw; the likeliest is printed (--temp 0: all alike)",
+    ),
+]
+
 
 PLANNED_FLAGS = {
     "-c": "num_ctx", "-t": "num_workers", "--memory": "memory_bytes",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +15,12 @@ import typer
 from polyneuron.cli import options
 from polyneuron.cli.options import DEFAULTS, OUTPUT, option
 from polyneuron.cli.progress import LoadProgress
-from polyneuron.config import DEFAULT_LOGIT_ROWS, DEFAULT_REQUESTS, FeedForwardMode
+from polyneuron.config import (
+    DEFAULT_LOGIT_ROWS,
+    DEFAULT_REQUESTS,
+    EngineConfig,
+    FeedForwardMode,
+)
 from polyneuron.errors import ConfigError, DeviceError
 
 if TYPE_CHECKING:
@@ -53,14 +60,7 @@ def run(
     presence_penalty: options.PresencePenalty = DEFAULTS["presence_penalty"],
     frequency_penalty: options.FrequencyPenalty = DEFAULTS["frequency_penalty"],
     seed: options.Seed = DEFAULTS["seed"],
-    best_of: Annotated[
-        int,
-        option(
-            "--best-of",
-            panel=options.SAMPLING,
-            text="answers to draw; the likeliest is printed (--temp 0: all alike)",
-        ),
-    ] = 1,
+    best_of: options.BestOf = 1,
     ctx_size: options.CtxSize = 0,
     threads: options.Threads = 0,
     memory: options.Memory = "0",
@@ -90,9 +90,6 @@ def run(
     if not 1 <= best_of <= DEFAULT_REQUESTS:
         raise ConfigError(f"--best-of {best_of}: give 1 to {DEFAULT_REQUESTS}")
     output = RunOutput(as_json, not no_display_prompt and not as_json, verbose_prompt)
-    from polyneuron.config import EngineConfig
-    from polyneuron.engine import Engine
-
     config = EngineConfig(
         num_ctx=ctx_size, num_workers=threads, deterministic=deterministic,
         max_sequences=best_of, max_logit_rows=max(best_of, DEFAULT_LOGIT_ROWS),
@@ -100,6 +97,19 @@ def run(
     )  # fmt: skip
     if plan is not None:
         config = options.planned(config, Path(plan), model)
+    with open_engine(model, config, text) as engine:
+        complete(
+            engine, text, output, max_tokens=max(predict, -1), sampling=sampling,
+            stop=tuple(stop or ()), ignore_eos=ignore_eos, best_of=best_of,
+        )  # fmt: skip
+
+
+@contextmanager
+def open_engine(model: str, config: EngineConfig, text: str) -> Iterator[Engine]:
+    """An engine that can take the prompt `text`; progress of opening it on stderr."""
+    # Imported late: importing Ray takes half a second and reads the environment.
+    from polyneuron.engine import Engine
+
     with (
         LoadProgress("reading weights") as progress,
         LoadProgress("converting") as converting,
@@ -107,10 +117,7 @@ def run(
     ):
         for bar in (progress, converting):
             bar.stop()
-        complete(
-            engine, text, output, max_tokens=max(predict, -1), sampling=sampling,
-            stop=tuple(stop or ()), ignore_eos=ignore_eos, best_of=best_of,
-        )  # fmt: skip
+        yield engine
 
 
 def read_prompt(prompt: str | None, file: str | None) -> str:

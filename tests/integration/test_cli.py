@@ -82,10 +82,12 @@ def ended(program: subprocess.Popen[str], code: int, stdin: str = "") -> tuple[s
     return out, err
 
 
-def read_some(program: subprocess.Popen[str], before: Snapshot) -> str:
+def read_some(
+    program: subprocess.Popen[str], before: Snapshot, num_characters: int = len(PROMPT) + 1
+) -> str:
     """What came up to the first character of the answer; notes what runs then."""
     assert program.stdout is not None
-    begin = program.stdout.read(len(PROMPT) + 1)
+    begin = program.stdout.read(num_characters)
     before.observe()
     return begin
 
@@ -135,6 +137,20 @@ def test_environment_twins_and_json() -> None:
     assert found["mode"]["workers"] >= 1
 
 
+def test_best_of_prints_one_answer() -> None:
+    """The likeliest of three; it is what its own seed gives alone."""
+    words = ("-p", PROMPT, "-n", "8", "--json")
+    found = json.loads(result(start(*words, "--seed", "5", "--best-of", "3", "-c", "256")))
+    best = found["best_of"]
+    means = [candidate["mean_logprob"] for candidate in best["candidates"]]
+    assert (best["n"], best["chosen"]) == (3, means.index(max(means)))
+    assert {candidate["n"] for candidate in best["candidates"]} == {8}
+    assert found["batch_sizes"] == [[1, 3]]
+    alone = json.loads(result(start(*words, "--seed", str(5 + best["chosen"]), "-c", "256")))
+    assert (alone["text"], alone["tokens"]) == (found["text"], found["tokens"])
+    assert (alone["best_of"], alone["batch_sizes"]) == (None, [[1, 1]])
+
+
 def test_reader_may_leave_early(before: Snapshot) -> None:
     program = start(*ENDLESS)
     read_some(program, before)
@@ -151,11 +167,12 @@ def test_reader_may_leave_early(before: Snapshot) -> None:
     ("number", "code", "last_line"),
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "mode: ")],
 )
+@pytest.mark.parametrize("candidates", [1, 3])
 def test_signal_ends_a_run(
-    number: signal.Signals, code: int, last_line: str, before: Snapshot
+    number: signal.Signals, code: int, last_line: str, candidates: int, before: Snapshot
 ) -> None:
-    program = start(*ENDLESS)
-    read_some(program, before)
+    program = start(*ENDLESS, "--best-of", str(candidates))
+    read_some(program, before, len(PROMPT) + (candidates == 1))  # of several, none comes early
     program.send_signal(number)
     _, err = ended(program, code)
     assert err.splitlines()[-1].startswith(last_line)

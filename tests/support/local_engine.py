@@ -160,21 +160,35 @@ class LocalEngine:
         return self.run_arriving([(0, [request]) for request in requests])
 
     def candidates(
-        self, prompt: Sequence[int], limits: Sequence[int], **fields: Any
+        self,
+        prompt: Sequence[int],
+        limits: Sequence[int],
+        *,
+        sampling: SamplingParams = GREEDY,
+        **fields: Any,
     ) -> list[SubmitRequest]:
         """Requests for `run_arriving`: answers to one prompt, of at most so many tokens each."""
-        return [self.request(prompt, limit, **fields) for limit in limits]
+        drawn = zip(limits, sampling.for_candidates(len(limits)), strict=True)
+        return [self.request(prompt, limit, sampling=one, **fields) for limit, one in drawn]
 
     def run_arriving(
-        self, groups: Sequence[tuple[int, Sequence[SubmitRequest]]]
+        self,
+        groups: Sequence[tuple[int, Sequence[SubmitRequest]]],
+        cancels: Sequence[tuple[int, SubmitRequest]] = (),
     ) -> list[LocalResult]:
-        """Run groups of candidates, each submitted before the step of that number; in order."""
+        """Run groups of candidates, each submitted before the step of that number; in order.
+
+        Requests in `cancels` are ended before the step of their number.
+        """
         book = RecordingBook(self.arena, self.layout, self._runner)
         due = list(groups)
         for step in itertools.count():
             for group in [group for when, group in due if when <= step]:
                 book.submit(group)
             due = [(when, group) for when, group in due if when > step]
+            for when, request in cancels:
+                if when == step:
+                    book.cancel(request.request_id)
             plan = book.next_plan()
             if plan is not None:
                 logits = self._perform(plan)

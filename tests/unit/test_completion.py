@@ -8,7 +8,14 @@ import pytest
 
 from polyneuron.actors.io_counters import IoCounters
 from polyneuron.actors.messages import RequestOutcome
-from polyneuron.completion import RequestIo, io_of, timings_of, token_statistics
+from polyneuron.completion import (
+    BestOf,
+    CandidateReport,
+    RequestIo,
+    io_of,
+    timings_of,
+    token_statistics,
+)
 
 MS = 1_000_000
 
@@ -39,6 +46,34 @@ class TestCompletion:
         assert timings.predicted_per_second is None
         assert timings.outside_ms is None
         assert timings.as_dict()["token_ms"] == dict.fromkeys(("mean", "p50", "p90", "p99"))
+
+
+class TestBestOf:
+    @pytest.mark.parametrize(
+        ("means", "chosen"),
+        [
+            ([-2.0, -1.0, -3.0], 1),
+            ([-1.5, -1.0, -1.0], 1),
+            ([-1.0, -1.0], 0),
+            ([None, -9.0], 1),
+            ([None, None], 0),
+        ],
+    )
+    def test_likeliest_is_chosen_and_of_equals_the_first(
+        self, means: list[float | None], chosen: int
+    ) -> None:
+        assert BestOf.among(CandidateReport(m, 3, "stop") for m in means).chosen == chosen
+
+    def test_object_lists_all(self) -> None:
+        reports = [CandidateReport(-2.0, 5, "length"), CandidateReport(None, 0, "cancelled")]
+        assert BestOf.among(reports).as_dict() == {
+            "n": 2,
+            "chosen": 0,
+            "candidates": [
+                {"mean_logprob": -2.0, "n": 5, "finish_reason": "length"},
+                {"mean_logprob": None, "n": 0, "finish_reason": "cancelled"},
+            ],
+        }
 
 
 class TestIo:

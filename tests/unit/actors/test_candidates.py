@@ -1,4 +1,4 @@
-"""Several at once: who takes turns with whom, how big the batch is, and candidates of one prompt."""
+"""Several at once: who takes turns with whom, the size of the batch, candidates of one prompt."""
 
 from __future__ import annotations
 

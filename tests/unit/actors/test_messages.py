@@ -27,7 +27,7 @@ MESSAGES = {
     SubmitRequest: st.builds(
         SubmitRequest, request_id=INT32, mailbox=INT32, prompt=st.lists(INT32), max_tokens=INT32,
         sampling=SAMPLING, end_ids=st.lists(INT32), top_logprobs=INT32,
-        hash_logits=st.booleans(), score_from=INT32,
+        hash_logits=st.booleans(), score_from=INT32, score_answer=st.booleans(),
     ),
     RequestOutcome: st.builds(
         RequestOutcome, request_id=INT32, finish_reason=st.text(), num_prompt=INT32,
@@ -35,6 +35,7 @@ MESSAGES = {
         logits_sha256=st.none() | st.text(), scores=st.lists(FLOATS), error=st.none() | st.text(),
         top_logprobs=st.lists(st.lists(st.tuples(INT32, FLOATS))),
         prefill_io=COUNTERS, decode_io=COUNTERS, miss_rates=st.lists(FLOATS),
+        batch_sizes=st.lists(st.tuples(INT32, INT32)),
     ),
     PlaceExecutor: st.builds(PlaceExecutor, executor=INT32, unit=INT32, core=INT32),
     ExecutorStatus: st.builds(

@@ -113,3 +113,19 @@ class TestSequenceRun:
         assert run.outcome(70).prefill_ns == 0
         run.start_ns = 20
         assert run.outcome(70).prefill_ns == 50
+
+    def test_answer_is_scored_by_logits_as_they_are(self, mailboxes: list[Mailbox]) -> None:
+        """Before penalties, which here make another token the likelier one."""
+        sampling = {"temperature": 0.0, "presence_penalty": 2.0}
+        run = make_run(mailboxes[0], score_answer=True, sampling=sampling)
+        logits = np.array([0.0, 0.0, 0.0, np.log(3.0)], dtype=np.float32)
+        assert [run.sample(logits) for _ in range(2)] == [0, 3]
+        np.testing.assert_allclose(run.scores, np.log([1 / 6, 3 / 6]), rtol=1e-6)
+
+    def test_batch_sizes_are_kept_where_they_change(self, mailboxes: list[Mailbox]) -> None:
+        run = make_run(mailboxes[0])
+        for size in (0, 4, 4, 3, 3, 4):
+            run.sequence.tokens.append(9)
+            run.token_done(1, 1, size)
+        outcome = RequestOutcome.unpack(run.outcome(9).pack())
+        assert outcome.batch_sizes == [(1, 4), (3, 3), (5, 4)]

@@ -69,6 +69,8 @@ class TestUsage:
             (("run", "-m", "smollm2", "-f", ""), "-f '': Is a directory"),
             (("run", "-m", "smollm2", "-f", "no.txt"), "-f 'no.txt': No such file"),
             ((*RUN, "--stop", ""), "--stop: a stop string is empty"),
+            ((*RUN, "--best-of", "0"), "--best-of 0: give 1 to 64"),
+            ((*RUN, "--best-of", "65"), "--best-of 65: give 1 to 64"),
             ((*RUN, "--top-p", "2"), "--top-p: 2.0 is outside of 0 to 1"),
             ((*RUN, "--temp", "nan"), "--temp: nan"),
             ((*RUN, "--seed", "-5"), "--seed: -5"),

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from polyneuron.errors import ConfigError, EngineError
-from polyneuron.model.sampling import SETTINGS, Sampler, SamplingParams, log_probabilities
+from polyneuron.model.sampling import (
+    SETTINGS,
+    Sampler,
+    SamplingParams,
+    log_probabilities,
+    log_probability,
+)
 
 F32 = NDArray[np.float32]
 OFF = SamplingParams(top_k=0, top_p=1.0, min_p=0.0, temperature=1.0, seed=1)
@@ -244,3 +250,27 @@ def test_log_probabilities_are_normalised(logits: F32, k: int) -> None:
     order = sorted(range(logits.size), key=lambda i: (-logits[i], i))[:k]
     assert [i for i, _ in found] == order
     assert [value for _, value in found] == pytest.approx(expected[order].tolist(), abs=1e-9)
+
+
+class TestCandidates:
+    def test_each_has_the_next_seed(self) -> None:
+        params = SamplingParams(seed=7, top_k=3)
+        drawn = params.for_candidates(3)
+        assert [one.seed for one in drawn] == [7, 8, 9]
+        assert all(replace(one, seed=7) == params for one in drawn)
+
+    def test_seeds_go_round(self) -> None:
+        assert [p.seed for p in SamplingParams(seed=2**64 - 1).for_candidates(2)] == [2**64 - 1, 0]
+
+    def test_random_seed_is_drawn_once(self) -> None:
+        first, second = SamplingParams(seed=-1).for_candidates(2)
+        assert second.seed == first.seed + 1 > 0
+
+    def test_one_candidate_is_the_request(self) -> None:
+        assert SamplingParams(seed=-1).for_candidates(1) == [SamplingParams(seed=-1)]
+
+
+@pytest.mark.parametrize("token_id", [0, 2])
+def test_log_probability_is_one_of_all(token_id: int) -> None:
+    logits = np.array([5.0, -2.0, 80.0], dtype=np.float32)
+    assert log_probability(logits, token_id) == dict(log_probabilities(logits, 3))[token_id]
