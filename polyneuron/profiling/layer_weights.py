@@ -1,0 +1,118 @@
+"""What the profiler looks at of a layer's weights: the rows that decide, the size of down's rows."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyneuron.config import usable_cores
+from polyneuron.io.neuron_rows import decode_neuron_rows
+from polyneuron.kernels.gemv import gather_row, matmul_tiles
+from polyneuron.kernels.quant import (
+    TILE_ROWS,
+    StorageType,
+    num_tiles,
+    quantize_acts,
+    row_bytes,
+    tile_bytes,
+)
+from polyneuron.profiling.layer_run import LayerRun
+
+F32 = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TiledMatrix:
+    """A matrix (num_rows, cols) as the kernels read it."""
+
+    storage: StorageType
+    tiles: Bytes = field(repr=False)
+    num_rows: int
+    cols: int
+
+    def product(self, x: F32) -> F32:
+        """x (tokens, cols) -> (tokens, num_rows), as the engine computes it, on all cores."""
+        acts = quantize_acts(x) if self.storage.is_quantised else np.ascontiguousarray(x)
+        out = np.empty((len(x), num_tiles(self.num_rows) * TILE_ROWS), np.float32)
+        cuts = np.linspace(0, len(x), len(usable_cores()) + 1).astype(int)
+
+        def multiply(begin: int, end: int) -> None:
+            if begin < end:
+                matmul_tiles(self.storage, self.tiles, self.cols, acts[begin:end], out[begin:end])
+
+        with ThreadPoolExecutor(len(cuts) - 1, "product") as threads:
+            list(threads.map(multiply, cuts[:-1], cuts[1:]))
+        return out[:, : self.num_rows]
+
+    def values(self) -> F32:
+        """Every weight (num_rows, cols)."""
+        rows = [gather_row(self.storage, self.tiles, self.cols, i) for i in range(self.num_rows)]
+        return np.stack(rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerWeights:
+    """A layer's weights, neurons in the order of the file."""
+
+    deciding: TiledMatrix
+    """Gate rows, or up rows where there is no gate."""
+    down_norm: F32
+    """Length of each neuron's down row (d_ff)."""
+    attn_norm: F32
+    ffn_norm: F32
+    """The norms' weights (d_model)."""
+
+
+def layer_weights(run: LayerRun) -> LayerWeights:
+    """Of the layer that is in memory; the arrays are the arena's own where they can be."""
+    deciding = "ffn_gate" if run.spec.has_gate else "ffn_up"
+    return LayerWeights(
+        _deciding_rows(run, f"blk.0.{deciding}.weight"),
+        _down_norms(run),
+        _vector(run, "blk.0.attn_norm.weight"),
+        _vector(run, "blk.0.ffn_norm.weight"),
+    )
+
+
+def _vector(run: LayerRun, name: str) -> F32:
+    return run.arena.view(run.layout.weights[name].offset, (run.spec.d_model,), np.float32).copy()
+
+
+def _deciding_rows(run: LayerRun, name: str) -> TiledMatrix:
+    cols, num_rows = run.spec.d_model, run.spec.d_ff
+    bundles = run.layout.bundles
+    if bundles is None:
+        storage, offset = run.layout.weights[name].storage, run.layout.weights[name].offset
+    else:
+        storage, offset = bundles.rows.decide_type, bundles.layers[0].tiles_offset
+    assert storage is not None
+    num_bytes = num_tiles(num_rows) * tile_bytes(storage, cols)
+    return TiledMatrix(storage, run.arena.view(offset, (num_bytes,), np.uint8), num_rows, cols)
+
+
+def _down_norms(run: LayerRun) -> F32:
+    bundles = run.layout.bundles
+    if bundles is None:
+        place = run.layout.weights["blk.0.ffn_down.weight"]
+        assert place.storage is not None
+        tiles = run.arena.view(place.offset, (place.num_bytes,), np.uint8)
+        squares = np.zeros(place.cols)
+        for index in range(place.rows):
+            squares += np.square(gather_row(place.storage, tiles, place.cols, index))
+        return np.sqrt(squares).astype(np.float32)
+    rows = bundles.rows
+    slots = run.arena.view(
+        bundles.layers[0].rows_offset, (rows.num_neurons, rows.slot_bytes), np.uint8
+    )
+    begin = rows.down_row - rows.read_begin
+    raw = slots[:, begin : begin + row_bytes(rows.down_type, rows.cols)]
+    norms = np.empty(rows.num_neurons, np.float32)
+    for first in range(0, rows.num_neurons, 1024):
+        part = np.ascontiguousarray(raw[first : first + 1024])
+        values = decode_neuron_rows(rows.down_type, part, rows.cols)
+        norms[first : first + 1024] = np.linalg.norm(values, axis=1)
+    return norms
