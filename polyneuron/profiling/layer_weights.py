@@ -65,6 +65,8 @@ class LayerWeights:
     attn_norm: F32
     ffn_norm: F32
     """The norms' weights (d_model)."""
+    neuron_bytes: int
+    """What one neuron's rows take in the file."""
 
 
 def layer_weights(run: LayerRun) -> LayerWeights:
@@ -75,7 +77,15 @@ def layer_weights(run: LayerRun) -> LayerWeights:
         _down_norms(run),
         _vector(run, "blk.0.attn_norm.weight"),
         _vector(run, "blk.0.ffn_norm.weight"),
+        _neuron_bytes(run),
     )
+
+
+def _neuron_bytes(run: LayerRun) -> int:
+    section = run.source.manifest.sections[1]
+    if section.bundles is not None:
+        return section.bundles.bundle_bytes
+    return section.num_bytes // run.spec.d_ff
 
 
 def _vector(run: LayerRun, name: str) -> F32:

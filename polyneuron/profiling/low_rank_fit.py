@@ -1,0 +1,164 @@
+"""Low-rank predictors: directions from the gate matrix and the text, thresholds out of sample.
+
+Thresholds are chosen by scores of tokens that the scores' maps were not made with: the calibration
+tokens are cut in two, and each half is scored by what the other one gave. The predictor itself is
+made with both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyneuron.io.predictor_file import LayerPredictor, PredictorInput
+from polyneuron.profiling.calibration import LayerSample
+from polyneuron.profiling.low_rank import (
+    Directions,
+    earlier_inputs,
+    leading_directions,
+    own_inputs,
+)
+from polyneuron.profiling.predictors import (
+    RANK_STEP,
+    Fitted,
+    PredictorSettings,
+    contributions,
+    evaluate,
+    neuron_costs,
+    num_calibration,
+    predictor_input,
+    stored_bytes,
+)
+from polyneuron.profiling.standard_scores import ScoreMap, mixed_lift, score_map
+from polyneuron.profiling.thresholds import choose_thresholds
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+
+DIVISORS = (16, 8, 4)
+LAST_DIVISOR = 2
+"""Only tried where the rank before it was the best."""
+NUM_FOLDS = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Calibrated:
+    """The calibration tokens of one layer."""
+
+    x: F32
+    ffn: F32
+    """Inputs of predictor and feed forward, (tokens, d_model)."""
+    gate: F32
+    contribution: F32
+    """(tokens, d_ff)"""
+
+    def part(self, rows: slice | NDArray[np.bool_]) -> Calibrated:
+        """Some of the tokens."""
+        arrays = (self.x, self.ffn, self.gate, self.contribution)
+        return Calibrated(*(np.ascontiguousarray(array[rows]) for array in arrays))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """A rank and what a token would cost with it, in bytes read from memory."""
+
+    rank: int
+    threshold_u: F32
+    cost: float
+
+
+def rank_ladder(d_model: int, divisors: tuple[int, ...] = DIVISORS) -> list[int]:
+    """Shares of the width in whole steps of 32, ascending."""
+    return sorted({max(RANK_STEP, d_model // d // RANK_STEP * RANK_STEP) for d in divisors})
+
+
+def fit_low_rank(sample: LayerSample, settings: PredictorSettings) -> Fitted:
+    """One layer's predictor at the rank that costs least."""
+    everything = Calibrated(
+        predictor_input(sample, settings.input), sample.ffn_input, sample.gate,
+        contributions(sample),
+    )  # fmt: skip
+    known = everything.part(slice(0, num_calibration(len(sample.hidden))))
+    gate = sample.weights.deciding.values()
+    cost = neuron_costs(known.contribution)
+    neuron_bytes = sample.weights.neuron_bytes
+    ranks = [settings.rank] if settings.rank else rank_ladder(gate.shape[1])
+    best, found = _best(known, gate, cost, neuron_bytes, ranks, settings)
+    if not settings.rank and best.rank == ranks[-1]:
+        more = rank_ladder(gate.shape[1], (LAST_DIVISOR,))
+        if more[0] > best.rank:
+            other, wider = _best(known, gate, cost, neuron_bytes, more, settings)
+            if other.cost < best.cost:
+                best, found = other, wider
+    made = _map(known, found, best.rank, settings)
+    predictor = LayerPredictor(made.fc1, made.fc2, best.threshold_u - made.shift)
+    return Fitted(predictor, evaluate(predictor, sample, settings))
+
+
+def _best(
+    known: Calibrated,
+    gate: F32,
+    cost: F64,
+    neuron_bytes: int,
+    ranks: list[int],
+    settings: PredictorSettings,
+) -> tuple[Candidate, Directions]:
+    """The cheapest of some ranks, and the directions of all tokens."""
+    folds = _folds(len(known.x))
+    parts = [(known.part(~held), held) for held in folds]
+    directions = [_directions(part, gate, ranks[-1], settings) for part, _ in parts]
+    candidates = []
+    for rank in ranks:
+        u = np.empty(known.gate.shape, np.float32)
+        for (part, held), found in zip(parts, directions, strict=True):
+            scored = _map(part, found, rank, settings)
+            u[held] = scored.standard(np.ascontiguousarray(known.x[held]), settings)
+        least = choose_thresholds(u, known.contribution, cost, settings.kept)
+        computed = float((np.mean(u >= least, axis=0) * cost).sum()) * neuron_bytes
+        fixed = stored_bytes(rank, gate.shape, settings)
+        candidates.append(Candidate(rank, least, fixed + computed))
+    best = min(candidates, key=lambda candidate: candidate.cost)
+    return best, _directions(known, gate, best.rank, settings)
+
+
+def _folds(num_tokens: int) -> list[NDArray[np.bool_]]:
+    """Runs of tokens, each held out once."""
+    fold = np.arange(num_tokens) * NUM_FOLDS // num_tokens
+    return [fold == index for index in range(NUM_FOLDS)]
+
+
+def _directions(
+    part: Calibrated, gate: F32, rank: int, settings: PredictorSettings
+) -> Directions:
+    is_own = settings.input is PredictorInput.FFN
+    inputs = own_inputs(part.x) if is_own else earlier_inputs(part.x, part.ffn)
+    start = part.gate - part.gate.mean(axis=0)
+    found = leading_directions(gate, inputs, rank, start, np.random.default_rng(0))
+    return Directions(orthogonal_to(found.fc1, inputs.mean), found.lift)
+
+
+def orthogonal_to(rows: F32, mean: F32) -> F32:
+    """Rows (n, d_model) without what they see of the mean input (d_model).
+
+    So hidden values are centred, and rounding them to 8 bits wastes none on a constant.
+    """
+    square = float(mean @ mean)
+    if square == 0.0:
+        return rows
+    left: F32 = rows - np.outer(rows @ mean, mean) / np.float32(square)
+    return left
+
+
+def _map(
+    part: Calibrated, found: Directions, rank: int, settings: PredictorSettings
+) -> ScoreMap:
+    """The predictor of a rank without its thresholds."""
+    fc1, lift = found.fc1[:rank], found.lift[:, :rank]
+    if len(fc1) < rank:  # fewer neurons or columns than directions wanted
+        fc1 = np.pad(fc1, ((0, rank - len(fc1)), (0, 0)))
+        lift = np.pad(lift, ((0, 0), (0, rank - lift.shape[1])))
+    hidden = (part.x - part.x.mean(axis=0)) @ fc1.T
+    fc2 = mixed_lift(lift, hidden, part.contribution)
+    return score_map(fc1, fc2, part.x, part.gate, settings)

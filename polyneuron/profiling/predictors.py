@@ -1,0 +1,150 @@
+"""What all predictors have in common: settings, scores as the engine computes them, evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyneuron.errors import ConfigError
+from polyneuron.io.predictor_file import LayerPredictor, PredictorInput
+from polyneuron.kernels.quant import StorageType, pack_tiles_from_f32, row_bytes
+from polyneuron.profiling.calibration import LayerSample
+from polyneuron.profiling.layer_weights import TiledMatrix
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+
+CALIBRATION_SHARE = 0.75
+"""Of the tokens; the others judge."""
+COLD_COST = 10.0
+"""A neuron read from flash against one that is in memory."""
+HOT_SHARE = 0.5
+"""Of a layer's neurons, hottest first: what is taken to be in memory."""
+DEFAULT_KEPT = 0.98
+RANK_STEP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PredictorSettings:
+    """What is to be fitted."""
+
+    kind: str = "low-rank"
+    input: PredictorInput = PredictorInput.ATTENTION
+    kept: float = DEFAULT_KEPT
+    """Share of all |activation| times length of the down row that is to be kept, 0 to 1."""
+    rank: int = 0
+    """Of every layer, a multiple of 32; 0: each layer's own."""
+    fc1_type: StorageType = StorageType.Q8
+    fc2_type: StorageType = StorageType.Q4
+    is_relu: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.kept < 1.0:
+            raise ConfigError(f"--recall {self.kept}: give more than 0 and less than 1, as 0.98")
+        if self.rank < 0 or self.rank % RANK_STEP:
+            raise ConfigError(f"--rank {self.rank}: give a multiple of {RANK_STEP}, or 0")
+
+
+@dataclass(frozen=True, slots=True)
+class PredictorReport:
+    """What one layer's predictor does on tokens it was not made with; shares are 0 to 1."""
+
+    rank: int
+    predicted: float
+    """Share of neurons named."""
+    active: float
+    """Share of neurons that contribute."""
+    recall: float
+    """Share of the active neurons that are named."""
+    kept: float
+    """Share of the sum of |activation| times length of the down row that is kept."""
+    precision: float
+    """Share of the named neurons that are active."""
+    num_bytes: int
+    """Of both matrices and the thresholds as stored."""
+    multiply_adds: int
+    """A token."""
+
+    def plain(self) -> dict[str, Any]:
+        """For msgpack and JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fitted:
+    """A layer's predictor and what it does."""
+
+    predictor: LayerPredictor
+    report: PredictorReport
+
+
+def predictor_input(sample: LayerSample, at: PredictorInput) -> F32:
+    """The normed rows (tokens, d_model) that a predictor reads there."""
+    return sample.attention_input if at is PredictorInput.ATTENTION else sample.ffn_input
+
+
+def contributions(sample: LayerSample) -> F32:
+    """|activation| times the length of the down row (tokens, d_ff)."""
+    return np.abs(sample.hidden) * sample.weights.down_norm
+
+
+def num_calibration(num_tokens: int) -> int:
+    """Tokens that predictors are made with; those after them judge."""
+    return max(1, int(num_tokens * CALIBRATION_SHARE))
+
+
+def neuron_costs(contribution: F32) -> F64:
+    """What computing each neuron (d_ff) costs: 1 in memory, more where it has to be read."""
+    counts = np.count_nonzero(contribution, axis=0)
+    costs = np.full(len(counts), COLD_COST)
+    costs[np.argsort(-counts, kind="stable")[: int(HOT_SHARE * len(counts))]] = 1.0
+    return costs
+
+
+def quantised(values: F32, storage: StorageType) -> TiledMatrix:
+    """A matrix (rows, cols) as the file will hold it."""
+    tiles = pack_tiles_from_f32(storage, np.ascontiguousarray(values))
+    return TiledMatrix(storage, tiles, *values.shape)
+
+
+def scores(fc1: F32 | None, fc2: F32, x: F32, settings: PredictorSettings) -> F32:
+    """x (tokens, d_model) -> scores (tokens, d_ff) by the engine's kernels and roundings."""
+    if fc1 is not None:
+        x = quantised(fc1, settings.fc1_type).product(x)
+        x = np.ascontiguousarray(np.maximum(x, 0) if settings.is_relu else x)
+    return quantised(fc2, settings.fc2_type).product(x)
+
+
+def stored_bytes(rank: int, shape: tuple[int, int], settings: PredictorSettings) -> int:
+    """Bytes of one layer's predictor as stored; shape is (d_ff, d_model)."""
+    d_ff, d_model = shape
+    fc1 = rank * row_bytes(settings.fc1_type, d_model) if rank else 0
+    return fc1 + d_ff * row_bytes(settings.fc2_type, rank or d_model) + 4 * d_ff
+
+
+def evaluate(
+    predictor: LayerPredictor, sample: LayerSample, settings: PredictorSettings
+) -> PredictorReport:
+    """Judge by the tokens that were kept apart."""
+    apart = slice(num_calibration(len(sample.hidden)), None)
+    x = np.ascontiguousarray(predictor_input(sample, settings.input)[apart])
+    named = scores(predictor.fc1, predictor.fc2, x, settings) > predictor.threshold
+    contribution = contributions(sample)[apart]
+    active = contribution > 0
+    both = np.count_nonzero(named & active)
+    total = float(contribution.sum(dtype=np.float64))
+    d_ff, d_model = len(predictor.fc2), x.shape[1]
+    rank = predictor.rank
+    return PredictorReport(
+        rank=rank,
+        predicted=float(named.mean()),
+        active=float(active.mean()),
+        recall=both / max(1, int(np.count_nonzero(active))),
+        kept=float(contribution[named].sum(dtype=np.float64)) / total if total else 1.0,
+        precision=both / max(1, int(np.count_nonzero(named))),
+        num_bytes=stored_bytes(rank, (d_ff, d_model), settings),
+        multiply_adds=rank * d_model + d_ff * (rank or d_model),
+    )
