@@ -118,3 +118,10 @@ class Fields:
         if not isinstance(value, bytes) or len(value) % 4:
             self._wrong(key, "bytes, four a word")
         return np.frombuffer(value, "<u4").astype(np.uint32)
+
+    def array(self, key: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        """An array of that type and shape."""
+        value = self._values.get(key)
+        if not isinstance(value, np.ndarray) or value.dtype.str != dtype or value.shape != shape:
+            self.fail(f"has no array {dtype} of shape {shape} in {quoted(key)}")
+        return value

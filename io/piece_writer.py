@@ -195,7 +195,7 @@ class PieceWriter:
         self._file.truncate(file_bytes)
         self._file.sync()
         os.replace(partial_path(self.output), self.output)
-        _sync_folder(self.output.parent)
+        sync_folder(self.output.parent)
         self._journal.remove()
 
     def give_up(self) -> None:
@@ -204,7 +204,8 @@ class PieceWriter:
         self._journal.remove()
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Wait until a folder's names are on the device."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

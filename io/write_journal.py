@@ -56,7 +56,7 @@ class WriteJournal:
     def __init__(self, path: Path, key: bytes, on_wait: Callable[[], None]) -> None:
         self.path = path
         self._key = key
-        self._fd = _open_locked(path, on_wait)
+        self._fd = open_locked(path, on_wait)
 
     def __enter__(self) -> Self:
         return self
@@ -122,7 +122,7 @@ def remove_stale(journal: Path, partial: Path) -> None:
         os.close(fd)
 
 
-def _open_locked(path: Path, on_wait: Callable[[], None]) -> int:
+def open_locked(path: Path, on_wait: Callable[[], None]) -> int:
     """Open and lock; a lock on a file that was removed meanwhile is not the lock."""
     while True:
         try:

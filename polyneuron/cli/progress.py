@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
     TextColumn,
     TimeRemainingColumn,
@@ -21,10 +22,11 @@ LINE_EVERY_S = 2.0
 
 
 class LoadProgress:
-    """Call it with bytes done so far and bytes in all."""
+    """Call it with bytes done so far and bytes in all; or with units, where they have a name."""
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, unit: str = "") -> None:
         self._label = label
+        self._unit = unit
         self._bar: Progress | None = None
         self._last_line: float | None = None
         self._last_done = 0
@@ -56,15 +58,20 @@ class LoadProgress:
         elif now - self._last_line >= LINE_EVERY_S:
             rate = (done - self._last_done) / (now - self._last_line)
             self._last_line, self._last_done = now, done
-            print(progress_line(self._label, done, total, rate), file=sys.stderr, flush=True)
+            line = progress_line(self._label, done, total, rate, self._unit)
+            print(line, file=sys.stderr, flush=True)
 
     def _show_bar(self, done: int, total: int) -> None:
         if self._bar is None:
+            amounts = (
+                [MofNCompleteColumn(), TextColumn(self._unit)]
+                if self._unit
+                else [DownloadColumn(True), TransferSpeedColumn()]
+            )
             self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
-                DownloadColumn(True),
-                TransferSpeedColumn(),
+                *amounts,
                 TimeRemainingColumn(),
                 console=Console(stderr=True),
                 transient=True,
@@ -74,9 +81,13 @@ class LoadProgress:
         self._bar.update(self._bar.task_ids[0], completed=done)
 
 
-def progress_line(label: str, done: int, total: int, rate: float) -> str:
-    """One line: how far, how fast (bytes a second), how long still at this speed."""
-    line = f"{label}: {done >> 20} of {total >> 20} MiB, {rate / 1e6:.0f} MB/s"
+def progress_line(label: str, done: int, total: int, rate: float, unit: str = "") -> str:
+    """One line: how far, how fast (bytes or units a second), how long still at this speed."""
+    line = (
+        f"{label}: {done:,} of {total:,} {unit}, {rate:,.0f} a second"
+        if unit
+        else f"{label}: {done >> 20} of {total >> 20} MiB, {rate / 1e6:.0f} MB/s"
+    )
     if rate <= 0:
         return line
     left = round((total - done) / rate)

@@ -157,9 +157,7 @@ class LayerRun:
         with open_device(ncf.path, EXTENT_BYTES) as device:
             fixed = SectionRange(ncf, device, ncf.sections[0])
             place = self.layout.at("fixed.section")
-            fixed.read_into(
-                part.fixed_begin, self.arena.view(place, (part.fixed_bytes,), np.uint8)
-            )
+            fixed.read_into(part.fixed_begin, self.arena.view(place, (part.fixed_bytes,), np.uint8))
         reads = part.source.reads(self.layout)[1:]  # the first is the fixed section
         read_all(ncf.path, reads, self.arena, lambda _: None)
 
@@ -220,5 +218,3 @@ def layer_program(spec: ModelSpec, layout: ArenaLayout, half: str) -> list[StepO
         replace(op, flags=op.flags | OpFlag.WRITE_F32) if op.kind in seen else op
         for op in compiler.ops
     ]
-
-

@@ -129,9 +129,7 @@ def _folds(num_tokens: int) -> list[NDArray[np.bool_]]:
     return [fold == index for index in range(NUM_FOLDS)]
 
 
-def _directions(
-    part: Calibrated, gate: F32, rank: int, settings: PredictorSettings
-) -> Directions:
+def _directions(part: Calibrated, gate: F32, rank: int, settings: PredictorSettings) -> Directions:
     is_own = settings.input is PredictorInput.FFN
     inputs = own_inputs(part.x) if is_own else earlier_inputs(part.x, part.ffn)
     start = part.gate - part.gate.mean(axis=0)
@@ -147,13 +145,11 @@ def orthogonal_to(rows: F32, mean: F32) -> F32:
     square = float(mean @ mean)
     if square == 0.0:
         return rows
-    left: F32 = rows - np.outer(rows @ mean, mean) / np.float32(square)
-    return left
+    seen = (rows @ mean / np.float32(square))[:, None] * mean
+    return rows - seen
 
 
-def _map(
-    part: Calibrated, found: Directions, rank: int, settings: PredictorSettings
-) -> ScoreMap:
+def _map(part: Calibrated, found: Directions, rank: int, settings: PredictorSettings) -> ScoreMap:
     """The predictor of a rank without its thresholds."""
     fc1, lift = found.fc1[:rank], found.lift[:, :rank]
     if len(fc1) < rank:  # fewer neurons or columns than directions wanted

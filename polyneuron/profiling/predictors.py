@@ -37,7 +37,7 @@ class PredictorSettings:
     """Share of all |activation| times length of the down row that is to be kept, 0 to 1."""
     rank: int = 0
     """Of every layer, a multiple of 32; 0: each layer's own."""
-    fc1_type: StorageType = StorageType.Q8
+    fc1_type: StorageType = StorageType.Q4
     fc2_type: StorageType = StorageType.Q4
     is_relu: bool = False
 
@@ -46,6 +46,13 @@ class PredictorSettings:
             raise ConfigError(f"--recall {self.kept}: give more than 0 and less than 1, as 0.98")
         if self.rank < 0 or self.rank % RANK_STEP:
             raise ConfigError(f"--rank {self.rank}: give a multiple of {RANK_STEP}, or 0")
+
+
+def storage_types(kind: str) -> tuple[StorageType, StorageType]:
+    """How the matrices of a kind of predictors are stored: fc1 and fc2."""
+    if kind == "sign":
+        return StorageType.Q8, getattr(StorageType, "Q1", StorageType.Q8)
+    return StorageType.Q4, StorageType.Q4
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +141,7 @@ def evaluate(
     named = scores(predictor.fc1, predictor.fc2, x, settings) > predictor.threshold
     contribution = contributions(sample)[apart]
     active = contribution > 0
-    both = np.count_nonzero(named & active)
+    both = int(np.count_nonzero(named & active))
     total = float(contribution.sum(dtype=np.float64))
     d_ff, d_model = len(predictor.fc2), x.shape[1]
     rank = predictor.rank

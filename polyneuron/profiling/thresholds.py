@@ -49,7 +49,8 @@ class ContributionModel:
 
 def bins_of(u: F32) -> NDArray[np.int16]:
     """The bin of each value; what lies beyond the ends goes to the outermost ones."""
-    return np.clip((u - LEAST_U) / BIN_U, 0, NUM_BINS - 1).astype(np.int16)
+    bins: NDArray[np.int16] = np.clip((u - LEAST_U) / BIN_U, 0, NUM_BINS - 1).astype(np.int16)
+    return bins
 
 
 def fit_contributions(bins: NDArray[np.int16], contribution: F32) -> ContributionModel:

@@ -1,0 +1,153 @@
+"""`polyneuron profile`: which neurons a text activates, and predictors that name them beforehand."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from polyneuron.cli import options
+from polyneuron.cli.convert import note, note_wait
+from polyneuron.cli.options import option
+from polyneuron.cli.perplexity import read_text
+from polyneuron.cli.progress import LoadProgress
+from polyneuron.errors import ConfigError
+from polyneuron.model.locate import locate_model
+
+if TYPE_CHECKING:
+    from polyneuron.profiling.predictors import PredictorSettings
+
+DEFAULT_TOKENS = 2048
+PREDICTORS = "Predictors"
+
+
+class PredictorChoice(StrEnum):
+    """What `--predictor` takes."""
+
+    AUTO = "auto"
+    LOW_RANK = "low-rank"
+    SIGN = "sign"
+    NONE = "none"
+
+
+class InputChoice(StrEnum):
+    """What `--input` takes."""
+
+    ATTENTION = "attention"
+    FFN = "ffn"
+
+
+def profile(
+    model: options.Model,
+    text: Annotated[
+        str | None, option("--text", text="the text to run; -: stdin; the first tokens are taken")
+    ] = None,
+    tokens: Annotated[int, option("--tokens", text="how many of them")] = DEFAULT_TOKENS,
+    random_tokens: Annotated[
+        int | None,
+        option("--random-tokens", text="instead of a text: for files of random weights"),
+    ] = None,
+    predictor: Annotated[
+        PredictorChoice, option("--predictor", panel=PREDICTORS, text="what kind to make")
+    ] = PredictorChoice.AUTO,
+    recall: Annotated[
+        float | None,
+        option("--recall", panel=PREDICTORS, text="share of activation to keep, in each layer"),
+    ] = None,
+    input_at: Annotated[
+        InputChoice,
+        option("--input", panel=PREDICTORS, text="attention: reads can start before attention"),
+    ] = InputChoice.ATTENTION,
+    rank: Annotated[
+        int, option("--rank", panel=PREDICTORS, text="of low-rank ones; 0: each layer's own")
+    ] = 0,
+    reorder: Annotated[
+        Path | None, option("--reorder", text="also write the model, hottest neurons first")
+    ] = None,
+    force: Annotated[bool, option("--force", text="let --reorder replace a file")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Run a text through a model: statistics and predictors of its neurons, beside the file."""
+    from polyneuron.cli.profile_table import as_object, show
+    from polyneuron.profiling.profile import make_profile
+    from polyneuron.profiling.reorder import check_reorder, reorder_model
+
+    path = _as_bundles(locate_model(model))
+    ids = _tokens(path, text, tokens, random_tokens)
+    settings = _settings(path, predictor, recall, input_at, rank)
+    if reorder is not None:
+        check_reorder(path, reorder, force)
+    with LoadProgress("profiling", unit="tokens x layers") as progress:
+        made = make_profile(path, ids, settings, progress=progress, on_wait=note_wait)
+    if made.resumed_layers:
+        note(f"{made.resumed_layers} layers of them from an earlier run")
+    if as_json:
+        sys.stdout.write(json.dumps(as_object(path, made)) + "\n")
+    else:
+        show(made)
+    if reorder is not None:
+        with LoadProgress("writing") as progress:
+            reorder_model(path, made.profile, reorder, force=force, progress=progress)
+        note(f"{reorder}: the model, hottest neurons first, its profile and predictors beside it")
+
+
+def _as_bundles(path: Path) -> Path:
+    """The file itself, or the bundles that a GGUF is converted to in the cache."""
+    from polyneuron.io.ncf_format import Layout
+    from polyneuron.model.model_cache import cached_ncf
+    from polyneuron.planning.source import open_source
+    from polyneuron.profiling.calibration import check_sparse
+
+    source = open_source(path)
+    check_sparse(path, source.spec)
+    if source.can_stream:
+        return path
+    with LoadProgress("converting") as progress:
+        return cached_ncf(path, progress, note_wait, layout=Layout.BUNDLES)
+
+
+def _tokens(path: Path, text: str | None, count: int, random_count: int | None) -> list[int]:
+    """What is run."""
+    import numpy as np
+
+    from polyneuron.model.tokenizer import Tokenizer
+    from polyneuron.planning.source import open_source
+
+    source = open_source(path)
+    if (text is None) == (random_count is None):
+        raise ConfigError("give either --text FILE or --random-tokens N")
+    if random_count is not None:
+        if random_count < 1:
+            raise ConfigError(f"--random-tokens {random_count}: give 1 or more")
+        rng = np.random.default_rng(0)
+        return [int(token) for token in rng.integers(3, source.spec.vocab_size, random_count)]
+    if count < 1:
+        raise ConfigError(f"--tokens {count}: give 1 or more")
+    assert text is not None
+    tokenizer = Tokenizer.from_metadata(source.metadata, path.name)
+    return tokenizer.encode(read_text(text, "--text"), parse_special=False)[:count]
+
+
+def _settings(
+    path: Path, kind: PredictorChoice, recall: float | None, input_at: InputChoice, rank: int
+) -> PredictorSettings | None:
+    """What to fit; `auto` makes low-rank ones where the file can be run with them."""
+    from polyneuron.io.ncf_format import Layout
+    from polyneuron.io.ncf_reader import read_ncf
+    from polyneuron.io.predictor_file import PredictorInput
+    from polyneuron.profiling.predictors import DEFAULT_KEPT, PredictorSettings, storage_types
+
+    if rank and kind in (PredictorChoice.SIGN, PredictorChoice.NONE):
+        raise ConfigError(f"--rank {rank}: only low-rank predictors have one")
+    is_auto = kind is PredictorChoice.AUTO
+    has_bundles = read_ncf(path).manifest.layout is Layout.BUNDLES
+    if kind is PredictorChoice.NONE or (is_auto and not has_bundles):
+        return None
+    chosen = PredictorChoice.LOW_RANK if is_auto else kind
+    fc1_type, fc2_type = storage_types(chosen.value)
+    return PredictorSettings(
+        chosen.value, PredictorInput(input_at.value), DEFAULT_KEPT if recall is None else recall,
+        rank, fc1_type, fc2_type,
+    )  # fmt: skip

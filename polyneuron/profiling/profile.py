@@ -1,0 +1,181 @@
+"""Makes a model's profile and predictors; broken off and run again, it goes on where it stopped."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from polyneuron.errors import ConfigError
+from polyneuron.io.layer_journal import LayerJournal
+from polyneuron.io.ncf_fields import Fields
+from polyneuron.io.ncf_format import Layout
+from polyneuron.io.ncf_reader import NcfFile, read_ncf
+from polyneuron.io.packed_arrays import pack_arrays, unpack_arrays
+from polyneuron.io.piece_writer import check_output
+from polyneuron.io.predictor_file import (
+    LayerPredictor,
+    PredictorInfo,
+    model_key,
+    predictor_path,
+    write_predictors,
+)
+from polyneuron.io.profile_file import Profile, layer_of, profile_path, write_profile
+from polyneuron.model.ncf_spec import spec_of
+from polyneuron.model.spec import ModelSpec
+from polyneuron.profiling.calibration import (
+    Calibration,
+    LayerSample,
+    check_sparse,
+    cut_sequences,
+)
+from polyneuron.profiling.low_rank_fit import fit_low_rank
+from polyneuron.profiling.other_predictors import fit_sign
+from polyneuron.profiling.predictors import Fitted, PredictorSettings
+from polyneuron.profiling.statistics import layer_profile
+
+RECIPE = "profile-1"
+"""Changes whenever the same text gives another profile or other predictors."""
+FITS: Mapping[str, Callable[[LayerSample, PredictorSettings], Fitted]] = {
+    "low-rank": fit_low_rank,
+    "sign": fit_sign,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a run came to."""
+
+    profile: Profile
+    profile_path: Path
+    predictors_path: Path | None
+    report: Mapping[str, Any]
+    """Of the predictors: their means under `mean`, each layer's figures under `layers`."""
+    resumed_layers: int
+
+
+def check_predictable(ncf: NcfFile) -> None:
+    """ConfigError for a file that predicted mode cannot run."""
+    if ncf.manifest.layout is not Layout.BUNDLES:
+        raise ConfigError(
+            f"{ncf.path}: predictors need bundles, and it keeps its feed-forward weights as tiles; "
+            "convert its source with --layout bundles, or give --predictor none"
+        )
+
+
+def make_profile(
+    path: Path,
+    tokens: Sequence[int],
+    settings: PredictorSettings | None,
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    on_wait: Callable[[], None] = lambda: None,
+) -> Made:
+    """Profile a neuron-cluster file over a text; `settings` None: without predictors.
+
+    Writes MODEL.profile and MODEL.predictors beside it, replacing older ones. `progress` gets tokens
+    times layers done and in all; `on_wait` is called while another process does the same.
+    Raises ConfigError, FormatError or DeviceError naming file or flag.
+    """
+    ncf = read_ncf(path)
+    spec = spec_of(ncf)
+    check_sparse(path, spec)
+    if settings is not None:
+        check_predictable(ncf)
+    sequences = cut_sequences(tokens)
+    output = profile_path(path)
+    check_output(output)
+    with LayerJournal(output, _work_key(ncf, sequences, settings), on_wait) as journal:
+        resumed = journal.num_layers
+        calibration = _begin(ncf, spec, sequences, journal)
+        for sample in calibration.layers(progress):
+            record = _record(sample, settings)
+            journal.add(pack_arrays(record), calibration.stream.tobytes())
+        made = _write(ncf, spec, sequences, settings, journal, resumed)
+        journal.remove()
+    return made
+
+
+def _work_key(
+    ncf: NcfFile, sequences: list[list[int]], settings: PredictorSettings | None
+) -> bytes:
+    text = f"{RECIPE} {model_key(ncf.manifest)} {_text_key(sequences)} {settings!r}"
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _text_key(sequences: list[list[int]]) -> str:
+    return hashlib.sha256(repr(sequences).encode()).hexdigest()
+
+
+def _begin(
+    ncf: NcfFile, spec: ModelSpec, sequences: list[list[int]], journal: LayerJournal
+) -> Calibration:
+    if not journal.num_layers:
+        return Calibration.begin(ncf, spec, sequences)
+    stream = np.frombuffer(journal.state, np.float32).reshape(-1, spec.d_model).copy()
+    return Calibration(ncf, spec, sequences, stream, journal.num_layers)
+
+
+def _record(sample: LayerSample, settings: PredictorSettings | None) -> dict[str, Any]:
+    """What is kept of a layer."""
+    record: dict[str, Any] = {"profile": layer_profile(sample).plain()}
+    if settings is not None:
+        fitted = FITS[settings.kind](sample, settings)
+        found = fitted.predictor
+        record["predictor"] = {"fc1": found.fc1, "fc2": found.fc2, "threshold": found.threshold}
+        record["report"] = fitted.report.plain()
+    return record
+
+
+def _write(
+    ncf: NcfFile,
+    spec: ModelSpec,
+    sequences: list[list[int]],
+    settings: PredictorSettings | None,
+    journal: LayerJournal,
+    resumed: int,
+) -> Made:
+    key = model_key(ncf.manifest)
+    layers, reports = [], []
+    for record in _records(journal):
+        plain = Fields(str(journal.path), "a layer", record["profile"])
+        layers.append(layer_of(plain, spec.d_ff))
+        reports.append(record.get("report", {}))
+    report: dict[str, Any] = {}
+    predictors = None
+    if settings is not None:
+        report = {"mean": mean_report(reports), "layers": reports}
+        predictors = predictor_path(ncf.path)
+        info = PredictorInfo(
+            settings.kind, settings.input, settings.is_relu, settings.fc1_type, settings.fc2_type,
+            report,
+        )  # fmt: skip
+        ranks = [int(layer["rank"]) for layer in reports]
+        made = (LayerPredictor(**record["predictor"]) for record in _records(journal))
+        shape = (spec.d_ff, spec.d_model)
+        write_predictors(predictors, key, info, ranks, made, shape, force=True)
+    num_tokens = sum(len(sequence) for sequence in sequences)
+    profile = Profile(key, num_tokens, _text_key(sequences), tuple(layers))
+    write_profile(profile_path(ncf.path), profile)
+    return Made(profile, profile_path(ncf.path), predictors, report, resumed)
+
+
+def _records(journal: LayerJournal) -> Iterator[dict[str, Any]]:
+    for body in journal.records():
+        yield unpack_arrays(journal.path, body)
+
+
+def mean_report(layers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Means over layers of every figure; bytes and multiply-adds are sums."""
+    sums = ("num_bytes", "multiply_adds")
+    return {
+        name: float(sum(layer[name] for layer in layers))
+        if name in sums
+        else fmean(float(layer[name]) for layer in layers)
+        for name in layers[0]
+    }
