@@ -44,7 +44,7 @@ F32 = NDArray[np.float32]
 SERVE_SLICE_NS = 1_000_000_000
 WAIT_SLICE_NS = 250_000_000
 JOIN_TIMEOUT_S = 10.0
-PROGRAM_PLACES = {"attention": Phase.PREFILL, "feed_forward": Phase.DECODE}
+PROGRAM_PLACES = {"attention": "prefill", "feed_forward": "decode.0"}
 """The two halves of a layer lie where the engine has its two programs."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 
 from polyneuron import Engine, EngineConfig, SamplingParams
 from polyneuron.actors.messages import RequestOutcome
+from polyneuron.config import FeedForwardMode
 from polyneuron.measure.bench_report import markdown
 from polyneuron.sizes import parse_size
 
@@ -118,8 +120,8 @@ def measure(engine: Engine, args: argparse.Namespace) -> list[tuple[str, ...]]:
     return list(rows(together, apart))
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Measure and print one table."""
+def table(words: Sequence[str] | None = None) -> list[tuple[str, ...]]:
+    """The rows for these arguments: test, tokens, tokens a second or a ratio."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", help="a .gguf or .ncf file, or the word smollm2")
     parser.add_argument("--count", type=int, default=4, help="candidates")
@@ -128,16 +130,22 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("-r", "--repetitions", type=int, default=3)
     parser.add_argument("--memory", default="0")
     parser.add_argument("--ffn-resident", type=float)
+    parser.add_argument("--mode", default="auto")
     args = parser.parse_args(words)
     num_ctx = args.prompt + 1 + args.count * args.every
     config = EngineConfig(
         num_ctx=num_ctx, max_sequences=args.count, max_logit_rows=args.count,
-        ffn_resident=args.ffn_resident,
+        ffn_resident=args.ffn_resident, mode=FeedForwardMode(args.mode),
         memory_bytes=parse_size(args.memory, "--memory", None),
     )  # fmt: skip
     with Engine(args.model, config) as engine:
-        print(engine.mode().line())
-        print("\n".join(markdown([HEAD, *measure(engine, args)], 1)))
+        print(engine.mode().line(), file=sys.stderr)
+        return measure(engine, args)
+
+
+def main() -> None:
+    """Measure and print one table."""
+    print("\n".join(markdown([HEAD, *table()], 1)))
 
 
 if __name__ == "__main__":

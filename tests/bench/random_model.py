@@ -6,16 +6,19 @@ file and its GGUF twin of 4.1 GB each, and prints the twin's path; files that ar
 
 from __future__ import annotations
 
+import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from polyneuron.config import cache_folder
 from polyneuron.errors import PolyneuronError
+from polyneuron.io.predictor_file import predictor_path
 from polyneuron.synth.shapes import shape_spec
-from polyneuron.synth.write import SynthSettings, synthesize
+from polyneuron.synth.write import RECIPE, SynthSettings, synthesize
 
 DENSE = "mistral-7b"
+PROFILED_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class RandomModel:
     @property
     def ncf(self) -> Path:
         """For polyneuron."""
-        return self.folder / f"random-{self.shape}-q4.ncf"
+        return self.folder / f"{RECIPE}-{self.shape}-q4.ncf"
 
     @property
     def gguf(self) -> Path:
@@ -53,11 +56,24 @@ def ensure_model(shape: str = DENSE) -> RandomModel:
         note(f"writing {model.ncf} and its GGUF twin; `make clean` removes them")
         model.folder.mkdir(parents=True, exist_ok=True)
         try:
-            for report in synthesize(SynthSettings(shape_spec(shape)), model.ncf, model.gguf):
+            for report in synthesize(_settings(shape), model.ncf, model.gguf):
                 note(f"{report.output}: {report.file_bytes >> 20} MiB, {report.seconds:.0f} s")
         except PolyneuronError as error:
             raise SystemExit(f"error: {error}") from None
     return model
+
+
+def _settings(shape: str) -> SynthSettings:
+    """Sparse shapes as after `profile --reorder`: hottest neurons first."""
+    settings = SynthSettings(shape_spec(shape))
+    return replace(settings, is_hot_first=settings.is_sparse)
+
+
+def ensure_predictors(model: RandomModel) -> None:
+    """Profile a sparse model where that has not been done."""
+    if not predictor_path(model.ncf).is_file():
+        command = [sys.executable, "-m", "polyneuron", "profile", "-m", str(model.ncf)]
+        subprocess.run([*command, "--random-tokens", str(PROFILED_TOKENS)], check=True)
 
 
 def note(line: str) -> None:
