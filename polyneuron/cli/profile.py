@@ -1,4 +1,4 @@
-"""`polyneuron profile`: which neurons a text activates, and predictors that name them beforehand."""
+"""`polyneuron profile`: which neurons a text activates, and predictors that name them."""
 
 from __future__ import annotations
 

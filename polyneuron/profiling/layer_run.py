@@ -175,7 +175,7 @@ class LayerRun:
     # ---- running
 
     def attention(self, stream: F32) -> F32:
-        """Attention of one sequence: adds to `stream` (tokens, d_model), returns its input normed."""
+        """Attention: adds to `stream` (tokens, d_model), one sequence; returns its input normed."""
         self._run("attention", stream)
         return self._rows("normed", len(stream), self.spec.d_model)
 

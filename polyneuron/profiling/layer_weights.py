@@ -1,4 +1,4 @@
-"""What the profiler looks at of a layer's weights: the rows that decide, the size of down's rows."""
+"""What the profiler looks at of a layer's weights: rows that decide, sizes of down rows."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def split_by_company(active: Bools) -> list[NDArray[np.int64]]:
 
 
 def _leading(columns: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Each column's place along the leading direction of columns (tokens, n), by power iteration."""
+    """Each column's place along the leading direction of columns (tokens, n)."""
     rng = np.random.default_rng(0)
     place: NDArray[np.float32] = rng.standard_normal((columns.shape[1],), np.float32)
     for _ in range(NUM_ROUNDS):

@@ -1,4 +1,4 @@
-"""Predictors that need no fitting of matrices: sign bits, a given pair of matrices, the gate itself.
+"""Predictors without fitted matrices: sign bits, a given pair of matrices, the gate itself.
 
 Sign bits (SparseInfer, arXiv 2411.12692): a row of the gate matrix is its signs times one size for
 32 columns, one bit a weight. Thresholds come from the text as for any predictor, in the place of

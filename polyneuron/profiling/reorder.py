@@ -105,7 +105,7 @@ def permuted(layer: LayerProfile) -> LayerProfile:
 
 
 def plan_reordered(ncf: NcfFile, orders: list[Order]) -> NcfPlan:
-    """Lay the file out: as the old one, with the neurons' numbers in the model beside each layer."""
+    """Lay the file out as the old one, with the neurons' numbers beside each layer."""
     fixed, *layers = ncf.sections
     named = [fixed, *map(_renumbered, layers, orders)]
     manifest = _placed(ncf.manifest, named, 0)

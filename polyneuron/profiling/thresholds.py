@@ -3,8 +3,8 @@
 A neuron contributes |activation| times the length of its down row. What it is expected to
 contribute, given its standardised score u, is modelled as `scale_i * f(u)`: f is one non-decreasing
 function a layer, so that neurons that are seldom active borrow its shape, and only the scale is a
-neuron's own. A neuron is predicted where scale_i * f(u) exceeds lambda times its cost, and lambda is
-the largest one at which the target share of all contributions is kept: the Lagrangian of "least
+neuron's own. A neuron is predicted where scale_i * f(u) exceeds lambda times its cost, and lambda
+is the largest one at which the target share of all contributions is kept: the Lagrangian of "least
 cost, subject to the share".
 """
 
@@ -23,7 +23,7 @@ EDGES: F64 = np.arange(LEAST_U, MOST_U + BIN_U / 2, BIN_U)
 NUM_BINS = len(EDGES) - 1
 NUM_ROUNDS = 4
 PRIOR = 0.2
-"""Weight of the layer's mean in a neuron's scale, in medians of what neurons were seen to expect."""
+"""Weight of the layer's mean in a neuron's scale, in medians of what neurons are to contribute."""
 LEVELS = 1 << 14
 ALWAYS, NEVER = np.float32(-3e38), np.float32(3e38)
 
@@ -114,8 +114,8 @@ def choose_price(
 def choose_thresholds(u: F32, contribution: F32, cost: F64, target: float) -> F32:
     """The least u (d_ff) at which each neuron is predicted.
 
-    u and contribution are (tokens, d_ff), cost is (d_ff); `target` is the share of all contributions
-    to keep, 0 to 1.
+    u and contribution are (tokens, d_ff), cost is (d_ff); `target` is the share of all
+    contributions to keep, 0 to 1.
     """
     bins = bins_of(u)
     model = fit_contributions(bins, contribution)

@@ -1,4 +1,4 @@
-"""Layer by layer is what the engine computes: its logits, bit for bit, from the last layer's stream."""
+"""Layer by layer is what the engine computes: its logits, bit for bit."""
 
 from __future__ import annotations
 
