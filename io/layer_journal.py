@@ -1,7 +1,8 @@
 """What work that goes layer by layer keeps of the layers it has done, to go on when broken off.
 
 Two files beside the output: FILE.partial has a record for each layer that is done,
-FILE.partial.state what the next layer needs. A record counts when it is whole, and only if the state is that after it.
+FILE.partial.state what the next layer needs. A record counts when it is whole, and only if the
+state is that after it.
 """
 
 from __future__ import annotations

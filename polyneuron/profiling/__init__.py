@@ -1,1 +1,1 @@
-"""Runs a text through a model layer by layer: activation statistics and predictors (DESIGN §10)."""
+"""Runs a text through a model, layer by layer: activation statistics and predictors."""
