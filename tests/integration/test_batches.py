@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from polyneuron.actors.messages import SubmitRequest
 from polyneuron.config import Phase
 from polyneuron.io.ncf_format import Layout
+from polyneuron.io.predictor_file import PredictorInput
 from polyneuron.model.convert import convert
 from polyneuron.model.sampling import SamplingParams
 from tests.support.local_engine import GREEDY, LocalEngine, LocalResult
+from tests.support.predictors import write_random
 from tests.support.tiny_gguf import TinyModel, write_tiny_gguf
 
 CHUNK = 16
@@ -27,7 +29,8 @@ DRAWN = SamplingParams(temperature=2.0, top_k=0, top_p=1.0, min_p=0.0, seed=5)
 SHAPE = {"d_model": 96, "num_heads": 6, "num_kv_heads": 2, "head_dim": 32, "d_ff": 160}
 MODELS = {
     "tiles": TinyModel(**SHAPE, tensor_type="Q4_1", embedding_type="Q8_0"),
-    "bundles": TinyModel(**SHAPE, family="bamboo", num_layers=3, tensor_type="Q4_0"),
+    "exact": TinyModel(**SHAPE, family="bamboo", num_layers=3, tensor_type="Q4_0"),
+    "predicted": TinyModel(**SHAPE, family="bamboo", tensor_type="Q8_0"),
 }
 
 
@@ -35,14 +38,16 @@ MODELS = {
 def engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LocalEngine]:
-    """In memory, and with half of the neurons read as they are needed."""
+    """In memory, and with half of the neurons read as they are needed, or as some are guessed."""
     path: Path = tmp_path_factory.mktemp("model") / "model.gguf"
     write_tiny_gguf(path, MODELS[request.param])
-    share = None
-    if request.param == "bundles":
+    settings = {"num_ctx": 192, "max_tokens": CHUNK, "max_sequences": 4}
+    if request.param != "tiles":
         convert(path, path.with_suffix(".ncf"), layout=Layout.BUNDLES)
-        path, share = path.with_suffix(".ncf"), 0.5
-    settings = {"num_ctx": 192, "max_tokens": CHUNK, "max_sequences": 4, "ffn_resident": share}
+        path = path.with_suffix(".ncf")
+        settings |= {"ffn_resident": 0.5, "mode": request.param}
+    if request.param == "predicted":
+        write_random(path, input=PredictorInput.FFN, rank=32, share=0.3)
     with LocalEngine(path, **settings) as opened:
         yield opened
 
@@ -144,7 +149,9 @@ class TestSameBits:
         for result in engine.run_arriving(
             [(0, engine.candidates(prompt, [9, 5], sampling=DRAWN, score_answer=True))]
         ):
-            expected = engine.score(prompt + result.tokens, len(prompt) - 1)
+            rows = np.stack(result.logits).astype(np.float64)
+            chosen = rows[np.arange(len(rows)), result.tokens]
+            expected = chosen - np.logaddexp.reduce(rows, axis=1)
             np.testing.assert_allclose(result.scores, expected, atol=1e-9)
 
 
