@@ -1,8 +1,10 @@
 """Speed of kernels over weights that lie as in the arena, in bytes a second of several threads.
 
 Memory like the arena's (shared, in small pages) is read by a plain sequential loop, by
-`matmul_tiles`, and by `dot_rows` and `axpy_rows` over rows with random ids. Speeds count the bytes
-of tiles and rows over the processor time of the threads that ran.
+`matmul_tiles`, and by `dot_rows` and `axpy_rows` over rows with random ids. "fetch" reads the bytes
+of the same rows as float32 products, which cost next to no arithmetic: what the memory gives to
+scattered rows at all. Speeds count the bytes of tiles and rows over the processor time of the
+threads that ran.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 Bytes = npt.NDArray[np.uint8]
 Run = Callable[[], int]  # one call of a kernel; the bytes it read
 
-STRIDES = (5120, 8192)
+# Of 4096 columns: a 4-bit up and down row, a 4-bit and an 8-bit one, and bundles of whole pages
+STRIDES = (4608, 7168, 8192)
 SLICE_BYTES = 1 << 20
 TILES_A_CALL = 8
 MIB = 1 << 20
@@ -79,6 +82,11 @@ class Reader:
 
     def runs(self) -> Iterator[tuple[str, Run]]:
         """Name and call of each row of the table; tiles come first."""
+        yield "tiles", self.tiles(1)
+        yield "read", self.read
+        yield from self._row_runs()
+
+    def _row_runs(self) -> Iterator[tuple[str, Run]]:
         lib, x = library(), np.linspace(-1, 1, self.cols, dtype=np.float32)
         acts = quant.quantize_acts(x) if self.storage.is_quantised else x
         out = np.zeros(self.cols, np.float32)
@@ -86,8 +94,15 @@ class Reader:
         coef = np.full(self.rows_a_call, 1e-3, np.float32)
         inputs, target = ffi.from_buffer(acts), ffi.from_buffer("float[]", out)
         results, factors = ffi.from_buffer("float[]", dots), ffi.from_buffer("float[]", coef)
-        memory = ffi.from_buffer(self.memory)
-        rows_bytes = self.rows_a_call * row_bytes(self.storage, self.cols)
+        memory, row_size = ffi.from_buffer(self.memory), row_bytes(self.storage, self.cols)
+        floats = ffi.from_buffer("float[]", np.ones(row_size // 4, np.float32))
+        rows_bytes = self.rows_a_call * row_size
+
+        def fetch(stride: int, id_lists: Iterator[CData]) -> int:
+            where = (memory, stride, next(id_lists))
+            count = self.rows_a_call
+            lib.dot_rows(StorageType.F32, results, *where, count, row_size // 4, floats)
+            return rows_bytes
 
         def dot(stride: int, id_lists: Iterator[CData]) -> int:
             where = (memory, stride, next(id_lists))
@@ -99,12 +114,10 @@ class Reader:
             lib.axpy_rows(self.storage, target, *where, factors, self.rows_a_call, self.cols)
             return rows_bytes
 
-        yield "tiles", self.tiles(1)
-        yield "read", self.read
         for stride in self.strides:
-            if stride >= row_bytes(self.storage, self.cols):
-                yield f"dot {stride}", partial(dot, stride, self._id_lists(stride))
-                yield f"axpy {stride}", partial(axpy, stride, self._id_lists(stride))
+            if stride >= row_size:
+                for name, call in (("fetch", fetch), ("dot", dot), ("axpy", axpy)):
+                    yield f"{name} {stride}", partial(call, stride, self._id_lists(stride))
 
     def tiles(self, tokens: int) -> Run:
         """Tiles one after another by so many rows of activations."""

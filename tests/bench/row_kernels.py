@@ -1,9 +1,10 @@
 """Products with scattered rows beside those with tiles: `python -m tests.bench.row_kernels`.
 
 Memory like the arena's (shared, in small pages) is read in turn by a plain sequential loop, by
-matmul_tiles, and by dot_rows and axpy_rows over rows with random ids. Speeds count the bytes of
-tiles and rows over the time the threads ran, medians over the rounds; percentages are medians of
-each round's ratio to tiles.
+matmul_tiles, and by dot_rows and axpy_rows over rows with random ids. "fetch" reads the bytes of
+the same rows as float32 products, which cost next to no arithmetic: what the memory gives to
+scattered rows at all. Speeds count the bytes of tiles and rows over the time the threads ran,
+medians over the rounds; percentages are medians of each round's ratio to tiles.
 """
 
 from __future__ import annotations
