@@ -230,7 +230,8 @@ def _check_place(fields: Fields, section: NcfSection, tensor: NcfTensor) -> None
         "ffn_up": shape.up_offset,
         "ffn_down": shape.down_offset,
     }
-    if tensor.storage is None or offsets.get(tensor.role) != tensor.offset:
+    has_rows = tensor.storage is not None and tensor.storage.is_for_weights
+    if tensor.storage is None or not has_rows or offsets.get(tensor.role) != tensor.offset:
         fields.fail("is no row of its section's bundles")
     row = neuron_row_bytes(tensor.storage, tensor.cols)
     in_bundle = tensor.offset % 2 == 0 and tensor.offset + row <= shape.bundle_bytes

@@ -115,6 +115,9 @@ class _Lib:
         num_rows: int,
         cols: int,
     ) -> int: ...
+    def pack_tiles_q1(
+        self, tiles: CData, src: CData, scale: CData, num_rows: int, cols: int
+    ) -> None: ...
     def pack_tiles_q4m_parts(
         self,
         tiles: CData,

@@ -1,6 +1,7 @@
 """Storage types of weights: sizes, packing into tiles and rows, quantised activations."""
 
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,9 @@ from polyneuron.kernels.buffers import (
     write_pointer,
 )
 from polyneuron.kernels.isa import library
+
+if TYPE_CHECKING:
+    from polyneuron.kernels._kernels import CData
 
 TILE_ROWS = 32
 BLOCK_COLS = 32
@@ -31,11 +35,17 @@ class StorageType(IntEnum):
     Q8 = 2
     Q4 = 3
     Q4M = 4
+    Q1 = 5
 
     @property
     def is_quantised(self) -> bool:
         """Whether it takes int8 activations and columns in multiples of 32."""
-        return self in (StorageType.Q8, StorageType.Q4, StorageType.Q4M)
+        return self not in (StorageType.F16, StorageType.F32)
+
+    @property
+    def is_for_weights(self) -> bool:
+        """Whether a model's weights may be stored so; q1 is for predictors, and in tiles only."""
+        return self is not StorageType.Q1
 
 
 class GgmlType(IntEnum):
@@ -74,7 +84,9 @@ def tile_bytes(storage_type: StorageType, cols: int) -> int:
 
 
 def row_bytes(storage_type: StorageType, cols: int) -> int:
-    """Bytes of one row in the neuron-major row layout."""
+    """Bytes of one row in the neuron-major row layout; ValueError for q1, which has none."""
+    if storage_type is StorageType.Q1:
+        raise ValueError("storage_type: q1 is stored in tiles only; choose q4 or q8 for rows")
     _check_cols(storage_type, cols)
     return library().row_bytes(storage_type, cols)
 
@@ -171,7 +183,10 @@ def _rows_and_cols(src: F32) -> tuple[int, int]:
 
 
 def pack_tiles_from_f32(storage_type: StorageType, src: F32, out: Bytes | None = None) -> Bytes:
-    """src (num_rows, cols) -> tiles; q8, f16, f32 rounded to nearest even, q4 as ggml's Q4_0."""
+    """src (num_rows, cols) -> tiles.
+
+    q8, f16, f32 are rounded to nearest even, q4 as ggml's Q4_0, q1 as by `pack_tiles_q1`.
+    """
     num_rows, cols = _rows_and_cols(src)
     source = read_pointer("src", src, np.float32)
     out = _new_tiles(storage_type, num_rows, cols, out)
@@ -220,6 +235,29 @@ def pack_tiles_from_rows(
     return out
 
 
+def pack_tiles_q1(
+    src: F32, scale: npt.NDArray[np.float16] | None = None, out: Bytes | None = None
+) -> Bytes:
+    """src (num_rows, cols) -> q1 tiles: a value of 0 or more is +scale, any other -scale.
+
+    scale (num_rows, cols / 32); None: the mean magnitude of each block of 32, which is the least
+    squares fit of a sign and a scale (Rastegari et al. 2016, XNOR-Net).
+    """
+    num_rows, cols = _rows_and_cols(src)
+    source = read_pointer("src", src, np.float32)
+    out = _new_tiles(StorageType.Q1, num_rows, cols, out)
+    scale_bits = ffi.NULL if scale is None else _half_bits("scale", scale, num_rows, cols)
+    library().pack_tiles_q1(ffi.from_buffer(out), source, scale_bits, num_rows, cols)
+    return out
+
+
+def _half_bits(name: str, halves: npt.NDArray[np.float16], num_rows: int, cols: int) -> "CData":
+    """Pointer to the bits of one half a block."""
+    if halves.dtype != np.float16:
+        raise ValueError(f"{name}: dtype is {halves.dtype}, needs float16")
+    return read_pointer(name, halves.view(np.uint16), np.uint16, (num_rows, cols // BLOCK_COLS))
+
+
 def pack_tiles_q4m_parts(
     quants: npt.NDArray[np.uint8],
     scale: npt.NDArray[np.float16],
@@ -230,14 +268,10 @@ def pack_tiles_q4m_parts(
     if quants.ndim != 2:
         raise ValueError(f"quants: has {quants.ndim} axes, needs (num_rows, cols)")
     num_rows, cols = quants.shape
-    blocks = (num_rows, cols // BLOCK_COLS)
     out = _new_tiles(StorageType.Q4M, num_rows, cols, out)
     source = read_pointer("quants", quants, np.uint8)
-    for name, part in (("scale", scale), ("minimum", minimum)):
-        if part.dtype != np.float16:
-            raise ValueError(f"{name}: dtype is {part.dtype}, needs float16")
-    scale_bits = read_pointer("scale", scale.view(np.uint16), np.uint16, blocks)
-    min_bits = read_pointer("minimum", minimum.view(np.uint16), np.uint16, blocks)
+    scale_bits = _half_bits("scale", scale, num_rows, cols)
+    min_bits = _half_bits("minimum", minimum, num_rows, cols)
     target = ffi.from_buffer(out)
     library().pack_tiles_q4m_parts(target, source, scale_bits, min_bits, num_rows, cols)
     return out

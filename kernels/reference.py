@@ -102,6 +102,21 @@ def quantize_q4(x: F32) -> Weights:
     return Weights(StorageType.Q4, quants.reshape(x.shape), scale[..., 0].astype(np.float16))
 
 
+def quantize_q1(x: F32, scale: npt.NDArray[np.float16] | None = None) -> Weights:
+    """x (rows, cols) -> signs, 0 or more being +1; without a scale, the mean magnitude of blocks.
+
+    The magnitudes are added in order, and the mean is held within the range of f16.
+    """
+    if scale is None:
+        magnitudes = np.abs(x).reshape(len(x), -1, BLOCK_COLS)
+        total = np.zeros(magnitudes.shape[:-1], np.float32)
+        with np.errstate(over="ignore"):
+            for k in range(BLOCK_COLS):
+                total = total + magnitudes[..., k]
+        scale = np.minimum(total / np.float32(BLOCK_COLS), HALF_MAX).astype(np.float16)
+    return Weights(StorageType.Q1, np.where(x >= 0, 1, -1).astype(np.int32), scale)
+
+
 def matmul(weights: Weights, x: Array) -> F32:
     """weights (rows, cols), x (num_tokens, cols), quantised or float -> (num_tokens, rows)."""
     if weights.values is not None:

@@ -55,6 +55,26 @@ ALWAYS_INLINE void isum_8_bit(const int tokens, __m256i isum[4], const uint8_t *
     }
 }
 
+/* Signs of 8 rows. A set bit becomes the weight 2: twice the sum over set bits, less the sum of all
+ * activations, is the sum of + and -. 8 * 2 * 2 * 127 fits into int16. */
+ALWAYS_INLINE void isum_1_bit(const int tokens, __m256i isum[4], const uint8_t *signs,
+                              const struct act_block *x, size_t num_blocks)
+{
+    const vu words = (vu)_mm256_loadu_si256((const void *)signs);
+    __m256i pairs[4];
+    for (int t = 0; t < tokens; t++)
+        pairs[t] = _mm256_setzero_si256();
+    for (int k = 0; k < 8; k++) {
+        const vu twos = (k == 0 ? words + words : words >> (k - 1)) & 0x02020202u;
+        for (int t = 0; t < tokens; t++) {
+            __m256i acts = broadcast_4(x[t * num_blocks].quants + 4 * k);
+            pairs[t] = _mm256_add_epi16(pairs[t], _mm256_maddubs_epi16((__m256i)twos, acts));
+        }
+    }
+    for (int t = 0; t < tokens; t++)
+        isum[t] = _mm256_madd_epi16(pairs[t], _mm256_set1_epi16(1));
+}
+
 /* `quarters` quarters of a tile from `quarter` on, x (tokens, num_blocks) -> out */
 ALWAYS_INLINE void tile_quant(const int type, const int tokens, const int quarters, int quarter,
                               float *out, size_t out_stride, const uint8_t *tile,
@@ -71,6 +91,8 @@ ALWAYS_INLINE void tile_quant(const int type, const int tokens, const int quarte
             __m256i isum[4];
             if (type == STORAGE_Q8)
                 isum_8_bit(tokens, isum, quants, x, num_blocks);
+            else if (type == STORAGE_Q1)
+                isum_1_bit(tokens, isum, quants, x, num_blocks);
             else
                 isum_4_bit(tokens, isum, quants, x, num_blocks);
             const vf scale = load_f16(header);
@@ -78,6 +100,8 @@ ALWAYS_INLINE void tile_quant(const int type, const int tokens, const int quarte
                 const struct act_block *acts = x + t * num_blocks;
                 if (type == STORAGE_Q4)
                     isum[t] = _mm256_sub_epi32(isum[t], _mm256_set1_epi32(8 * acts->sum));
+                if (type == STORAGE_Q1)
+                    isum[t] = _mm256_sub_epi32(isum[t], _mm256_set1_epi32(acts->sum));
                 vf scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(isum[t]), scale);
                 if (type == STORAGE_Q4M)
                     scaled = scaled + load_f16(header + TILE_ROWS) * (float)acts->sum;
@@ -149,6 +173,9 @@ static void matmul_tiles_avx2(int type, float *out, size_t out_stride, const voi
         break;
     case STORAGE_Q8:
         panel_quant(STORAGE_Q8, out, out_stride, w, num_tiles, num_blocks, x, num_tokens);
+        break;
+    case STORAGE_Q1:
+        panel_quant(STORAGE_Q1, out, out_stride, w, num_tiles, num_blocks, x, num_tokens);
         break;
     case STORAGE_F16:
         panel_float(STORAGE_F16, out, out_stride, w, num_tiles, cols, x, num_tokens);

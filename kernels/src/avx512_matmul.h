@@ -16,13 +16,14 @@ ALWAYS_INLINE __m512i broadcast_4(const int8_t *quants)
     return _mm512_set1_epi32(word);
 }
 
-/* What the unsigned form of the weights adds too much: 8 * sum, 128 * sum or nothing. */
+/* What the unsigned form of the weights adds too much: 8 * sum, 128 * sum, sum or nothing. */
 ALWAYS_INLINE __m512i minus_offset(const int type, const struct act_block *x)
 {
     const __m512i zero = _mm512_setzero_si512(), sum = _mm512_set1_epi32(x->sum);
     if (type == STORAGE_Q4M)
         return zero;
-    return _mm512_sub_epi32(zero, _mm512_slli_epi32(sum, type == STORAGE_Q4 ? 3 : 7));
+    const unsigned log2_offset = type == STORAGE_Q1 ? 0 : type == STORAGE_Q4 ? 3 : 7;
+    return _mm512_sub_epi32(zero, _mm512_slli_epi32(sum, log2_offset));
 }
 
 /* isum (tokens, 2 halves) += columns 4g..4g+3 (and, for 4-bit weights, 16+4g..16+4g+3) */
@@ -46,6 +47,23 @@ ALWAYS_INLINE void add_columns(const int type, const int tokens, __m512i isum[4]
                 isum[t][h] = _mm512_dpbusd_epi32(isum[t][h], high[h], broadcast_4(acts + 16));
         }
     }
+}
+
+/* isum (tokens, 2 halves) += the block's 32 columns. A set bit becomes the weight 2: twice the sum
+ * over set bits, less the sum of all activations, is the sum of + and -. */
+ALWAYS_INLINE void add_signs(const int tokens, __m512i isum[4][2], const uint8_t *signs,
+                             const struct act_block *x, size_t num_blocks)
+{
+    vu words[2];
+    memcpy(words, signs, sizeof words);
+    for (int k = 0; k < 8; k++)
+        for (int t = 0; t < tokens; t++) {
+            const __m512i acts = broadcast_4(x[t * num_blocks].quants + 4 * k);
+            for (int h = 0; h < 2; h++) {
+                vu twos = (k == 0 ? words[h] + words[h] : words[h] >> (k - 1)) & 0x02020202u;
+                isum[t][h] = _mm512_dpbusd_epi32(isum[t][h], (__m512i)twos, acts);
+            }
+        }
 }
 
 /* acc (tokens, 2 halves) += the block's terms */
@@ -79,7 +97,9 @@ ALWAYS_INLINE void tile_quant(const int type, const int tokens, float *out, size
         __m512i isum[4][2];
         for (int t = 0; t < tokens; t++)
             isum[t][0] = isum[t][1] = minus_offset(type, x + t * num_blocks);
-        for (int g = 0; g < (type == STORAGE_Q8 ? 8 : 4); g++)
+        if (type == STORAGE_Q1)
+            add_signs(tokens, isum, tile + header_bytes(type), x, num_blocks);
+        for (int g = 0; g < (type == STORAGE_Q8 ? 8 : type == STORAGE_Q1 ? 0 : 4); g++)
             add_columns(type, tokens, isum, tile + header_bytes(type), g, x, num_blocks);
         add_terms(type, tokens, acc, isum, (const void *)tile, x, num_blocks);
     }
@@ -169,6 +189,9 @@ static void matmul_tiles_avx512(int type, float *out, size_t out_stride, const v
             break;
         case STORAGE_Q8:
             panel_quant(STORAGE_Q8, to, out_stride, w, num_tiles, num_blocks, acts, count);
+            break;
+        case STORAGE_Q1:
+            panel_quant(STORAGE_Q1, to, out_stride, w, num_tiles, num_blocks, acts, count);
             break;
         case STORAGE_F16:
             panel_float(STORAGE_F16, to, out_stride, w, num_tiles, cols, acts, count);

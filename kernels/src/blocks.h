@@ -29,6 +29,11 @@ _Static_assert(sizeof(struct q4m_tile_block) == 640, "whole cache lines");
 struct q8_tile_block { uint16_t scale[TILE_ROWS]; int8_t quants[TILE_ROWS * BLOCK_COLS]; };
 _Static_assert(sizeof(struct q8_tile_block) == 1088, "whole cache lines");
 
+/* One word of signs a row: bit k of its byte i is column 4k + i, so that one mask takes the four
+ * columns of an int8 dot product out of it. 1 is +scale, 0 is -scale. */
+struct q1_tile_block { uint16_t scale[TILE_ROWS]; uint8_t signs[TILE_ROWS * BLOCK_COLS / 8]; };
+_Static_assert(sizeof(struct q1_tile_block) == 192, "whole cache lines");
+
 struct f16_tile_column { uint16_t value[TILE_ROWS]; };
 _Static_assert(sizeof(struct f16_tile_column) == 64, "one cache line");
 

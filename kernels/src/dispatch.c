@@ -92,7 +92,7 @@ int kernels_supported(const char *isa)
 
 static void assert_cols(int type, size_t cols)
 {
-    assert(type >= STORAGE_F32 && type <= STORAGE_Q4M);
+    assert(type >= STORAGE_F32 && type <= STORAGE_Q1);
     assert(type == STORAGE_F32 || type == STORAGE_F16 || cols % BLOCK_COLS == 0);
 }
 
@@ -120,6 +120,7 @@ void dot_rows(int type, float *out, const void *rows, size_t row_stride_bytes,
               const uint32_t *row_ids, size_t num_rows, size_t cols, const void *x)
 {
     assert_cols(type, cols);
+    assert(type != STORAGE_Q1);
     active_table()->dot_rows(type, out, rows, row_stride_bytes, row_ids, num_rows, cols, x);
 }
 
@@ -127,6 +128,7 @@ void axpy_rows(int type, float *out, const void *rows, size_t row_stride_bytes,
                const uint32_t *row_ids, const float *coef, size_t num_rows, size_t cols)
 {
     assert_cols(type, cols);
+    assert(type != STORAGE_Q1);
     active_table()->axpy_rows(type, out, rows, row_stride_bytes, row_ids, coef, num_rows, cols);
 }
 

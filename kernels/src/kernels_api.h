@@ -2,8 +2,9 @@
  * this file and cffi's cdef() reads it.
  *
  * A matrix (rows, cols) is stored as *tiles* of 32 rows (blocks.h); rows are padded with zeros to a
- * multiple of 32. q4, q4m and q8 need cols to be a multiple of 32 and take int8 activations
- * (struct act_block); f16 and f32 take float activations and any cols.
+ * multiple of 32. q1, q4, q4m and q8 need cols to be a multiple of 32 and take int8 activations
+ * (struct act_block); f16 and f32 take float activations and any cols. q1 is a sign and a scale:
+ * a weight is +scale or -scale. It is stored in tiles only, for predictors.
  *
  * Summation order is part of the contract and equal on every ISA: int32 exact inside a block of 32
  * columns, then one float addition a block, blocks in ascending order, no fused multiply-add. */
@@ -13,7 +14,8 @@ enum storage_type {
     STORAGE_F16 = 1,
     STORAGE_Q8 = 2,
     STORAGE_Q4 = 3,
-    STORAGE_Q4M = 4
+    STORAGE_Q4M = 4,
+    STORAGE_Q1 = 5
 };
 
 enum feed_forward_kind {
@@ -42,7 +44,7 @@ const char *kernels_built(int index);
 /* 1 when this CPU can run the named table. */
 int kernels_supported(const char *isa);
 
-/* Bytes of a matrix in tiles / of one row in the neuron-major row layout. */
+/* Bytes of a matrix in tiles / of one row in the neuron-major row layout, which q1 has not. */
 size_t tile_bytes(int type, size_t cols);                  /* one tile: 32 rows */
 size_t row_bytes(int type, size_t cols);
 
@@ -52,7 +54,7 @@ size_t row_bytes(int type, size_t cols);
 void quantize_acts(struct act_block *out, const float *x, size_t cols);
 
 /* w (num_tiles tiles of (32, cols)), x (num_tokens, cols) -> out[t * out_stride + 32 * tile + r].
- * x is act_block (num_tokens, cols/32) for q4/q4m/q8 and float for f16/f32. Overwrites out. */
+ * x is act_block (num_tokens, cols/32) for q1/q4/q4m/q8 and float for f16/f32. Overwrites out. */
 void matmul_tiles(int type, float *out, size_t out_stride, const void *w, size_t num_tiles,
                   size_t cols, const void *x, size_t num_tokens);
 
@@ -107,23 +109,28 @@ void attention_heads(float *out, const float *q, size_t num_queries, size_t head
  * has no lossless packing. Q4_0 -> q4, Q4_1 -> q4m, Q8_0 and Q5_0 -> q8, F16 -> f16, F32 -> f32. */
 int pack_tiles(int storage_type, void *tiles, int ggml_type, const void *src, size_t num_rows,
                size_t cols);
-/* src (num_rows, cols) f32 -> q8 / f16 / f32 tiles (rounded to nearest even), or q4 tiles (rounded
- * by the rule of ggml's Q4_0). 0, or -1 for q4m. */
+/* src (num_rows, cols) f32 -> q8 / f16 / f32 tiles (rounded to nearest even), q4 tiles (rounded
+ * by the rule of ggml's Q4_0), or q1 tiles as pack_tiles_q1 makes them. 0, or -1 for q4m. */
 int pack_tiles_from_f32(int storage_type, void *tiles, const float *src, size_t num_rows,
                         size_t cols);
-/* The same two for neuron-major rows. */
+/* The same two for neuron-major rows; -1 also for q1. */
 int pack_rows(int storage_type, void *rows, int ggml_type, const void *src, size_t num_rows,
               size_t cols);
 int pack_rows_from_f32(int storage_type, void *rows, const float *src, size_t num_rows,
                        size_t cols);
 /* Neuron-major rows as dot_rows takes them -> tiles, every bit kept; missing rows of the last tile
- * become zeros. 0, or -1 when the storage type is unknown. */
+ * become zeros. 0, or -1 when the storage type is unknown or has no rows. */
 int pack_tiles_from_rows(int storage_type, void *tiles, const void *rows, size_t row_stride_bytes,
                          size_t num_rows, size_t cols);
 /* q4m parts given apart: quants (num_rows, cols) u8 0..15; scale and min (num_rows, cols/32) f16
  * bits. */
 int pack_tiles_q4m_parts(void *tiles, const uint8_t *quants, const uint16_t *scale,
                          const uint16_t *min, size_t num_rows, size_t cols);
+/* src (num_rows, cols) f32 -> q1 tiles: w >= 0 is +scale, any other w -scale. scale (num_rows,
+ * cols/32) f16 bits; NULL: the mean of |w| of each block, its 32 values added in order, rounded to
+ * nearest even and held within the range of f16. */
+void pack_tiles_q1(void *tiles, const float *src, const uint16_t *scale, size_t num_rows,
+                   size_t cols);
 
 /* CRC-32C of num_bytes bytes, going on from `crc` (0 at the start), by the CPU's own instruction
  * where it has one / always by tables. */

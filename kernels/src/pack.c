@@ -17,14 +17,18 @@ enum ggml_type {
     GGML_Q8_0 = 8
 };
 
-/* 32 weights of one row: quants as stored (16 bytes of nibbles in GGUF order, or 32 int8). */
+/* 32 weights of one row: quants as stored (4 bytes of signs, 16 of nibbles in GGUF order, or 32
+ * int8). */
 struct block_parts { uint8_t quants[32]; uint16_t scale; uint16_t min; };
 
-static size_t quant_bytes(int type) { return type == STORAGE_Q8 ? 32 : 16; }
+static size_t quant_bytes(int type)
+{
+    return type == STORAGE_Q8 ? 32 : type == STORAGE_Q1 ? 4 : 16;
+}
 
 static int is_quantised(int type)
 {
-    return type == STORAGE_Q4 || type == STORAGE_Q4M || type == STORAGE_Q8;
+    return type == STORAGE_Q4 || type == STORAGE_Q4M || type == STORAGE_Q8 || type == STORAGE_Q1;
 }
 
 size_t tile_bytes(int type, size_t cols)
@@ -33,6 +37,7 @@ size_t tile_bytes(int type, size_t cols)
     case STORAGE_Q4: return cols / BLOCK_COLS * sizeof(struct q4_tile_block);
     case STORAGE_Q4M: return cols / BLOCK_COLS * sizeof(struct q4m_tile_block);
     case STORAGE_Q8: return cols / BLOCK_COLS * sizeof(struct q8_tile_block);
+    case STORAGE_Q1: return cols / BLOCK_COLS * sizeof(struct q1_tile_block);
     case STORAGE_F16: return cols * sizeof(struct f16_tile_column);
     case STORAGE_F32: return cols * sizeof(struct f32_tile_column);
     }
@@ -40,7 +45,11 @@ size_t tile_bytes(int type, size_t cols)
     return 0;
 }
 
-size_t row_bytes(int type, size_t cols) { return tile_bytes(type, cols) / TILE_ROWS; }
+size_t row_bytes(int type, size_t cols)
+{
+    assert(type != STORAGE_Q1);
+    return tile_bytes(type, cols) / TILE_ROWS;
+}
 
 size_t kv_block_bytes(size_t head_dim)
 {
@@ -161,6 +170,23 @@ static void parts_of_f32_q8(struct block_parts *parts, const float *src)
     }
 }
 
+static void signs_of_f32(struct block_parts *parts, const float *src)
+{
+    memset(parts->quants, 0, 4);
+    for (int k = 0; k < BLOCK_COLS; k++)
+        parts->quants[k % 4] |= (uint8_t)((src[k] >= 0.0f) << (k / 4));
+}
+
+/* Mean magnitude of 32 values as f16, in its range; a NaN shows. */
+static uint16_t mean_scale(const float *src)
+{
+    float sum = 0.0f;
+    for (int k = 0; k < BLOCK_COLS; k++)
+        sum += fabsf(src[k]);
+    const float mean = sum / BLOCK_COLS;
+    return f16_of_f32(mean > 65504.0f ? 65504.0f : mean);
+}
+
 /* Element-wise types: value_bytes a value, tiles column by column. */
 static void pack_values(void *dst, size_t value_bytes, const void *src, size_t num_rows,
                         size_t cols, int in_tiles)
@@ -249,6 +275,8 @@ static int pack_f32(int type, void *dst, const float *src, size_t num_rows, size
                     parts_of_f32_q4(&parts, src);
                 place(type, dst, cols, row, b, &parts);
             }
+    } else if (type == STORAGE_Q1 && in_tiles) {
+        pack_tiles_q1(dst, src, NULL, num_rows, cols);
     } else {
         return -1;
     }
@@ -307,4 +335,18 @@ int pack_tiles_q4m_parts(void *tiles, const uint8_t *quants, const uint16_t *sca
         place_in_tile(STORAGE_Q4M, tiles, cols, i / num_blocks, i % num_blocks, &parts);
     }
     return 0;
+}
+
+void pack_tiles_q1(void *tiles, const float *src, const uint16_t *scale, size_t num_rows,
+                   size_t cols)
+{
+    assert(cols % BLOCK_COLS == 0);
+    clear_last_tile(STORAGE_Q1, tiles, num_rows, cols);
+    const size_t num_blocks = cols / BLOCK_COLS;
+    struct block_parts parts = {0};
+    for (size_t i = 0; i < num_rows * num_blocks; i++, src += BLOCK_COLS) {
+        signs_of_f32(&parts, src);
+        parts.scale = scale ? scale[i] : mean_scale(src);
+        place_in_tile(STORAGE_Q1, tiles, cols, i / num_blocks, i % num_blocks, &parts);
+    }
 }

@@ -88,6 +88,24 @@ static void tile_q8_scalar(float acc[TILE_ROWS], const void *tile, size_t cols,
     }
 }
 
+static int sign_of_weight(const uint8_t *row_signs, size_t column)
+{
+    return (row_signs[column % 4] >> (column / 4)) & 1 ? 1 : -1;
+}
+
+static void tile_q1_scalar(float acc[TILE_ROWS], const void *tile, size_t cols,
+                           const struct act_block *x)
+{
+    const struct q1_tile_block *block = tile;
+    for (size_t b = 0; b < cols / BLOCK_COLS; b++, block++, x++)
+        for (int r = 0; r < TILE_ROWS; r++) {
+            int32_t isum = 0;
+            for (int c = 0; c < BLOCK_COLS; c++)
+                isum += sign_of_weight(block->signs + 4 * r, c) * x->quants[c];
+            acc[r] += (float)isum * f32_of_f16(block->scale[r]) * x->scale;
+        }
+}
+
 static void tile_f16_scalar(float acc[TILE_ROWS], const void *tile, size_t cols, const float *x)
 {
     const struct f16_tile_column *column = tile;
@@ -119,6 +137,7 @@ static void matmul_tiles_scalar(int type, float *out, size_t out_stride, const v
             case STORAGE_Q4: tile_q4_scalar(acc, tile_w, cols, quants); break;
             case STORAGE_Q4M: tile_q4m_scalar(acc, tile_w, cols, quants); break;
             case STORAGE_Q8: tile_q8_scalar(acc, tile_w, cols, quants); break;
+            case STORAGE_Q1: tile_q1_scalar(acc, tile_w, cols, quants); break;
             case STORAGE_F16: tile_f16_scalar(acc, tile_w, cols, floats); break;
             case STORAGE_F32: tile_f32_scalar(acc, tile_w, cols, floats); break;
             }
@@ -147,6 +166,9 @@ static void gather_row_scalar(int type, float *out, const void *w, size_t cols, 
             const struct q8_tile_block *block = (const struct q8_tile_block *)tile + b;
             int quant = block->quants[k / 4 * (4 * TILE_ROWS) + 4 * r + k % 4];
             out[c] = (float)quant * f32_of_f16(block->scale[r]);
+        } else if (type == STORAGE_Q1) {
+            const struct q1_tile_block *block = (const struct q1_tile_block *)tile + b;
+            out[c] = (float)sign_of_weight(block->signs + 4 * r, k) * f32_of_f16(block->scale[r]);
         } else if (type == STORAGE_F16) {
             out[c] = f32_of_f16(((const struct f16_tile_column *)tile)[c].value[r]);
         } else {

@@ -81,10 +81,11 @@ class Reader:
         return itertools.cycle([ffi.from_buffer("uint32_t[]", row) for row in lists])
 
     def runs(self) -> Iterator[tuple[str, Run]]:
-        """Name and call of each row of the table; tiles come first."""
+        """Name and call of each row of the table; tiles come first. Not every type has rows."""
         yield "tiles", self.tiles(1)
         yield "read", self.read
-        yield from self._row_runs()
+        if self.storage.is_for_weights:
+            yield from self._row_runs()
 
     def _row_runs(self) -> Iterator[tuple[str, Run]]:
         lib, x = library(), np.linspace(-1, 1, self.cols, dtype=np.float32)

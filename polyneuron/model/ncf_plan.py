@@ -57,6 +57,8 @@ def choose_layout(spec: ModelSpec, wanted: Layout | None = None) -> Layout:
 def check_down(layout: Layout, d_model: int, wanted: StorageType) -> None:
     """Raise ConfigError when down's columns cannot be stored as `wanted`."""
     flag = f"--down {wanted.name.lower()}"
+    if not wanted.is_for_weights:
+        raise ConfigError(f"{flag}: signs alone are no weights; use --down q8, q4 or f16")
     if layout is Layout.TILES:
         raise ConfigError(
             f"{flag}: tiles keep down's rows as the source has them; use --layout bundles"

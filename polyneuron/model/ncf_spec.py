@@ -108,6 +108,11 @@ def _check_tensor(ncf: NcfFile, tensor: NcfTensor, shape: tuple[int, ...]) -> No
             f"{ncf.path}: tensor {quoted(tensor.name)} is ({tensor.rows}, {tensor.cols}), the "
             f"model asks for ({rows}, {cols}); convert it again"
         )
+    if tensor.storage is not None and not tensor.storage.is_for_weights:
+        raise FormatError(
+            f"{ncf.path}: tensor {quoted(tensor.name)} is stored as "
+            f"{tensor.storage.name.lower()}, which is for predictors; convert it again"
+        )
     is_fed = tensor.role in ("ffn_gate", "ffn_up", "ffn_down")
     if section.name != (f"layer.{tensor.layer_id}" if is_fed else FIXED):
         raise FormatError(

@@ -40,7 +40,7 @@ def table_row(speeds: dict[str, list[float]]) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Print one line a storage type and number of threads."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--types", nargs="+", default=["q4", "q8"])
+    parser.add_argument("--types", nargs="+", default=["q4", "q8", "q1"])
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--columns", type=int, default=4096)
     parser.add_argument("--rows", type=int, default=1024, help="rows a call")

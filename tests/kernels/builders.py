@@ -10,7 +10,10 @@ from polyneuron.kernels.buffers import F32
 from polyneuron.kernels.quant import BLOCK_COLS, GgmlType, StorageType
 from polyneuron.kernels.reference import Weights
 
-QUANTISED = (StorageType.Q4, StorageType.Q4M, StorageType.Q8)
+# q1 is stored in tiles only, and has no ggml type.
+ROW_TYPES = tuple(storage for storage in StorageType if storage is not StorageType.Q1)
+QUANTISED_ROWS = (StorageType.Q4, StorageType.Q4M, StorageType.Q8)
+QUANTISED = (*QUANTISED_ROWS, StorageType.Q1)
 GGML_TYPES = {
     StorageType.Q4: GgmlType.Q4_0,
     StorageType.Q4M: GgmlType.Q4_1,
@@ -18,7 +21,12 @@ GGML_TYPES = {
     StorageType.F16: GgmlType.F16,
     StorageType.F32: GgmlType.F32,
 }
-QUANT_RANGES = {StorageType.Q4: (-8, 7), StorageType.Q4M: (0, 15), StorageType.Q8: (-128, 127)}
+QUANT_RANGES = {
+    StorageType.Q1: (-1, 1),
+    StorageType.Q4: (-8, 7),
+    StorageType.Q4M: (0, 15),
+    StorageType.Q8: (-128, 127),
+}
 
 
 def normal(seed: int, *shape: int) -> F32:
@@ -36,6 +44,8 @@ def random_weights(seed: int, storage_type: StorageType, rows: int, cols: int) -
         return Weights(storage_type, values=values.astype(np.float32))
     low, high = QUANT_RANGES[storage_type]
     quants = rng.integers(low, high, (rows, cols), np.int32, endpoint=True)
+    if storage_type is StorageType.Q1:
+        quants[quants == 0] = 1
     blocks = (rows, cols // BLOCK_COLS)
     scale = rng.standard_normal(blocks) * 0.05
     scale[rng.random(blocks) < 0.125] = 0.0
@@ -69,6 +79,9 @@ def ggml_bytes(weights: Weights) -> npt.NDArray[np.uint8]:
 def tiles_of(weights: Weights) -> npt.NDArray[np.uint8]:
     """The weights packed into tiles."""
     rows, cols = weights.dense().shape
+    if weights.storage_type is StorageType.Q1:
+        assert weights.quants is not None
+        return quant.pack_tiles_q1(weights.quants.astype(np.float32), weights.scale)
     ggml_type = GGML_TYPES[weights.storage_type]
     return quant.pack_tiles(weights.storage_type, ggml_type, ggml_bytes(weights), rows, cols)
 

@@ -98,6 +98,21 @@ static uint8_t *random_stored_rows(int type, size_t num_rows, size_t cols)
     return rows;
 }
 
+static void run_rows(int first, int type, size_t cols, const void *input)
+{
+    const uint32_t ids[] = {4, 0, 18, 7, 7, 1, 2, 3, 18, 9, 11};
+    const size_t num_ids = sizeof ids / sizeof ids[0];
+    uint8_t *rows = random_stored_rows(type, 19, cols);
+    float *dots = heap(num_ids * sizeof *dots);
+    dot_rows(type, dots, rows, row_bytes(type, cols), ids, num_ids, cols, input);
+    check(first, "dot_rows", dots, num_ids * sizeof *dots);
+    float *coef = floats(num_ids), *sum = floats(cols);
+    axpy_rows(type, sum, rows, row_bytes(type, cols), ids, coef, num_ids, cols);
+    check(first, "axpy_rows", sum, cols * sizeof *sum);
+    free(coef);
+    free(rows);
+}
+
 static void run_weights(int first, int type, size_t cols, size_t num_tokens, size_t num_tiles)
 {
     const int is_float = type == STORAGE_F32 || type == STORAGE_F16;
@@ -115,20 +130,10 @@ static void run_weights(int first, int type, size_t cols, size_t num_tokens, siz
     float *row = heap(cols * sizeof *row);
     gather_row(type, row, tiles, cols, 32 * num_tiles - 5);
     check(first, "gather_row", row, cols * sizeof *row);
-
-    const uint32_t ids[] = {4, 0, 18, 7, 7, 1, 2, 3, 18, 9, 11};
-    const size_t num_ids = sizeof ids / sizeof ids[0];
-    uint8_t *rows = random_stored_rows(type, 19, cols);
-    float *dots = heap(num_ids * sizeof *dots);
-    dot_rows(type, dots, rows, row_bytes(type, cols), ids, num_ids, cols, input);
-    check(first, "dot_rows", dots, num_ids * sizeof *dots);
-    float *coef = floats(num_ids), *sum = floats(cols);
-    axpy_rows(type, sum, rows, row_bytes(type, cols), ids, coef, num_ids, cols);
-    check(first, "axpy_rows", sum, cols * sizeof *sum);
+    if (type != STORAGE_Q1)
+        run_rows(first, type, cols, input);
     if (acts)
         check(first, "quantize_acts", acts, num_tokens * (cols / 32) * sizeof *acts);
-    free(coef);
-    free(rows);
     free(tiles);
     free(x);
 }
@@ -217,16 +222,19 @@ static void run_packing(int first)
         check(first, "pack_rows", rows, num_rows * row_bytes(type, cols));
         free(src);
     }
-    static const int types[] = {STORAGE_Q8, STORAGE_Q4, STORAGE_F16, STORAGE_F32};
+    static const int types[] = {STORAGE_Q8, STORAGE_Q4, STORAGE_F16, STORAGE_F32, STORAGE_Q1};
     for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
         float *src = floats(num_rows * cols);
         uint8_t *tiles = heap(2 * tile_bytes(types[i], cols));
-        uint8_t *rows = heap(num_rows * row_bytes(types[i], cols));
-        if (pack_tiles_from_f32(types[i], tiles, src, num_rows, cols) != 0
-            || pack_rows_from_f32(types[i], rows, src, num_rows, cols) != 0)
+        if (pack_tiles_from_f32(types[i], tiles, src, num_rows, cols) != 0)
             num_different++;
         check(first, "pack_tiles_from_f32", tiles, 2 * tile_bytes(types[i], cols));
-        check(first, "pack_rows_from_f32", rows, num_rows * row_bytes(types[i], cols));
+        const size_t rows_bytes = types[i] == STORAGE_Q1 ? 0
+            : num_rows * row_bytes(types[i], cols);
+        uint8_t *rows = heap(rows_bytes);
+        const int has_rows = pack_rows_from_f32(types[i], rows, src, num_rows, cols) == 0;
+        num_different += has_rows == (types[i] == STORAGE_Q1);
+        check(first, "pack_rows_from_f32", rows, rows_bytes);
         free(src);
     }
 }
@@ -265,7 +273,7 @@ static void run_all(int first)
     static const size_t positions[] = {1, 15, 31, 32, 33, 70};
     seed = 1;
     num_results = 0;
-    for (int type = STORAGE_F32; type <= STORAGE_Q4M; type++)
+    for (int type = STORAGE_F32; type <= STORAGE_Q1; type++)
         for (size_t i = 0; i < sizeof tokens / sizeof tokens[0]; i++)
             run_weights(first, type,
                         type == STORAGE_F32 || type == STORAGE_F16 ? float_cols[i % 5]

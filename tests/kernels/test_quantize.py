@@ -13,6 +13,7 @@ from polyneuron.kernels.buffers import F32
 from polyneuron.kernels.quant import GgmlType, StorageType
 from tests.kernels.builders import (
     GGML_TYPES,
+    ROW_TYPES,
     assert_same_bits,
     ggml_bytes,
     normal,
@@ -84,7 +85,7 @@ def test_quantize_acts_of_tiny_blocks(isa: str, exponent: int) -> None:
     assert acts.tobytes() == reference.quantize_acts(x).tobytes()
 
 
-@pytest.mark.parametrize("storage_type", StorageType)
+@pytest.mark.parametrize("storage_type", ROW_TYPES)
 @pytest.mark.parametrize("rows", [1, 31, 32, 33, 64])
 def test_packing_is_lossless(storage_type: StorageType, rows: int) -> None:
     cols = 96
@@ -174,6 +175,53 @@ def test_q4_of_bad_values_spoils_its_block_alone(bad: float) -> None:
     assert np.array_equal(packed[34:], rows_of(expected)[34:])
 
 
+def hard_q1_blocks() -> F32:
+    """Zeros of both signs, equal magnitudes, and means at the ends of f16's range and of f32's."""
+    x = normal(15, 9, 64)
+    x[0] = np.where(np.arange(64) % 2, np.float32(0.0), np.float32(-0.0))
+    x[1] = np.where(np.arange(64) % 3, np.float32(1.5), np.float32(-1.5))
+    x[2:] *= np.array([1e-45, 1e-39, 1e-7, 1e-5, 1e5, 1e7, 3e37], np.float32)[:, np.newaxis]
+    return x
+
+
+@pytest.mark.parametrize("rows", [1, 32, 45])
+def test_q1_from_f32_equals_reference(isa: str, rows: int) -> None:
+    for x in (normal(16, rows, 544), hard_q1_blocks()):
+        expected = reference.quantize_q1(x)
+        assert np.isfinite(expected.dense()).all()
+        tiles = quant.pack_tiles_from_f32(StorageType.Q1, x)
+        assert np.array_equal(tiles, tiles_of(expected))
+        for row in range(len(x)):
+            gathered = gemv.gather_row(StorageType.Q1, tiles, x.shape[1], row)
+            assert_same_bits(gathered, expected.dense()[row])
+
+
+def test_q1_takes_a_scale() -> None:
+    x = normal(17, 3, 96)
+    scale = normal(18, 3, 3).astype(np.float16)
+    tiles = quant.pack_tiles_q1(x, scale)
+    expected = np.where(x >= 0, np.float32(1.0), np.float32(-1.0))
+    expected *= np.repeat(scale.astype(np.float32), 32, axis=1)
+    for row in range(3):
+        assert_same_bits(gemv.gather_row(StorageType.Q1, tiles, 96, row), expected[row])
+
+
+def test_q1_of_a_nan_shows_in_its_block_alone() -> None:
+    x = normal(19, 1, 64)
+    x[0, 3] = np.nan
+    gathered = gemv.gather_row(StorageType.Q1, quant.pack_tiles_q1(x), 64, 0)
+    assert np.isnan(gathered[:32]).all() and np.isfinite(gathered[32:]).all()
+
+
+def test_q1_layout() -> None:
+    x = np.full((32, 32), -1.0, np.float32)
+    x[5, 4 * 3 + 2] = 1.0  # bit 3 of byte 2 of the word of row 5
+    tile = quant.pack_tiles_q1(x)
+    assert tile.size == quant.tile_bytes(StorageType.Q1, 32) == 192
+    assert (tile[:64].view(np.float16) == 1.0).all()
+    assert np.flatnonzero(tile[64:]).tolist() == [4 * 5 + 2] and tile[64 + 4 * 5 + 2] == 1 << 3
+
+
 def test_every_half_is_read_exactly(isa: str) -> None:
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     source = halves.view(np.uint8)
@@ -200,6 +248,8 @@ def test_pairs_without_lossless_packing_are_refused() -> None:
     source = ggml_bytes(random_weights(9, StorageType.Q8, 1, 32))
     with pytest.raises(ValueError, match="Q8_0 cannot be packed as q4"):
         quant.pack_tiles(StorageType.Q4, GgmlType.Q8_0, source, 1, 32)
+    with pytest.raises(ValueError, match="Q8_0 cannot be packed as q1"):
+        quant.pack_tiles(StorageType.Q1, GgmlType.Q8_0, source, 1, 32)
     with pytest.raises(ValueError, match="float32 cannot be packed as q4m"):
         quant.pack_rows_from_f32(StorageType.Q4M, normal(1, 1, 32))
 

@@ -63,6 +63,20 @@ WRONG_CALLS: list[tuple[str, Callable[[], Any]]] = [
     ("out: shape is", lambda: quant.pack_tiles_from_f32(StorageType.F32, X[np.newaxis], TILES)),
     (
         "scale: dtype is float32",
+        lambda: quant.pack_tiles_q1(normal(4, 1, 32), X),  # type: ignore[arg-type]
+    ),
+    ("scale: shape is", lambda: quant.pack_tiles_q1(normal(4, 1, 32), X.astype(np.float16))),
+    ("storage_type: q1 is stored in tiles only", lambda: quant.row_bytes(StorageType.Q1, 32)),
+    (
+        "storage_type: q1 is stored in tiles only",
+        lambda: quant.pack_rows_from_f32(StorageType.Q1, normal(4, 1, 32)),
+    ),
+    (
+        "storage_type: q1 is stored in tiles only",
+        lambda: gemv.axpy_rows(StorageType.Q1, normal(4, 32), ROWS, X),
+    ),
+    (
+        "scale: dtype is float32",
         lambda: quant.pack_tiles_q4m_parts(QUANTS, X, X),  # type: ignore[arg-type]
     ),
 ]

@@ -153,7 +153,7 @@ class TestBundles:
 
 
 class TestRows:
-    @pytest.mark.parametrize("storage", list(StorageType))
+    @pytest.mark.parametrize("storage", [kind for kind in StorageType if kind.is_for_weights])
     @pytest.mark.parametrize("num_rows", [1, 32, 45])
     def test_rows_have_the_tiles_values(self, storage: StorageType, num_rows: int) -> None:
         cols, rng = 96, np.random.default_rng(num_rows)
@@ -225,6 +225,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("layout", "down", "cure"),
         [
+            (Layout.BUNDLES, StorageType.Q1, "--down q1: signs alone .*; use --down q8, q4 or f16"),
             (Layout.TILES, StorageType.Q8, "--down q8: tiles .*; use --layout bundles"),
             (Layout.BUNDLES, StorageType.Q4, "--down q4: columns of 48 .*; use --down f16"),
         ],

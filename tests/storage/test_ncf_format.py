@@ -255,6 +255,18 @@ class TestContradictions:
         tensors[index] = replace(tensors[index], **change)  # type: ignore[arg-type]
         self._refused(ncf, tensors=tuple(tensors))
 
+    def test_signs_are_no_weights(self, copied: Path) -> None:
+        ncf = read_ncf(copied)
+        layer = next(tensor for tensor in ncf.tensors if tensor.role == "attn_k")
+        by_name = {**ncf.by_name, layer.name: replace(layer, storage=StorageType.Q1)}
+        manifest = replace(ncf.manifest, tensors=tuple(by_name.values()))
+        with pytest.raises(FormatError, match=r"stored as q1, .* convert it again"):
+            spec_of(replace(ncf, manifest=manifest, by_name=by_name))
+        rows = [tensor for tensor in ncf.tensors if tensor.row_stride]
+        signs = [replace(tensor, storage=StorageType.Q1) for tensor in rows]
+        others = [tensor for tensor in ncf.tensors if not tensor.row_stride]
+        self._refused(ncf, tensors=(*others, *signs))
+
     @pytest.mark.parametrize(
         "change",
         [

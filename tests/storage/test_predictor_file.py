@@ -1,5 +1,6 @@
 """Predictors are read as they were written, and refused with another model or when damaged."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from polyneuron.io.predictor_file import (
     read_predictors,
     write_predictors,
 )
-from polyneuron.kernels.quant import StorageType, pack_tiles_from_f32
+from polyneuron.kernels.quant import StorageType, pack_tiles_from_f32, pack_tiles_q1
 from tests.support.tiny_ncf import stored
 
 SHAPE = (96, 64)  # d_ff, d_model
@@ -54,6 +55,16 @@ def test_round_trip(tmp_path: Path) -> None:
         threshold = stored(read_ncf(path), f"blk.{index}.predictor.threshold").view(np.float32)
         assert np.array_equal(threshold[: SHAPE[0]], layer.threshold)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [path.name]
+
+
+def test_signs_come_back(tmp_path: Path) -> None:
+    path = predictor_path(tmp_path / "tiny.ncf")
+    info = replace(INFO, kind="sign", fc2_type=StorageType.Q1)
+    layer = _layers()[1]
+    write_predictors(path, "a" * 64, info, (0,), [layer], SHAPE)
+    assert read_predictors(path, "a" * 64, 1, SHAPE).info == info
+    fc2 = stored(read_ncf(path), "blk.0.predictor.fc2")
+    assert np.array_equal(fc2, pack_tiles_q1(layer.fc2))
 
 
 def test_another_models_are_refused(tmp_path: Path) -> None:
