@@ -34,6 +34,8 @@ class PlanFile:
     model_file: str
     model_key: str
     memory_bytes: int
+    ffn_resident: float
+    """At most this share of the feed forward stays."""
     num_ctx: int
     mode: FeedForwardMode
     num_workers: int
@@ -49,6 +51,7 @@ class PlanFile:
         """The fields of EngineConfig that it sets."""
         return {
             "memory_bytes": self.memory_bytes,
+            "ffn_resident": self.ffn_resident if self.ffn_resident < 1 else None,
             "num_ctx": self.num_ctx,
             "mode": self.mode,
             "num_workers": self.num_workers,
@@ -80,7 +83,8 @@ def plan_file(plan: Plan, source: ModelSource, num_ctx: int) -> PlanFile:
     chosen = plan.chosen
     knobs, config = chosen.knobs, chosen.budget.layout.config
     return PlanFile(
-        source.path.name, source_key(source), chosen.budget.limit_bytes, num_ctx,
+        source.path.name, source_key(source), chosen.budget.limit_bytes,
+        1.0 if config.ffn_resident is None else config.ffn_resident, num_ctx,
         FeedForwardMode(knobs.mode), knobs.workers, config.num_npu_threads, knobs.queue_depth,
         knobs.is_looking_ahead,
         {batch: choice.hot_clusters for batch, choice in plan.by_batch.items()},
@@ -108,6 +112,7 @@ def plan_text(plan: Plan, file: PlanFile) -> str:
         "",
         "[memory]",
         f"budget = {_quoted(budget)}  # all that the product may take; bytes, or as 3GiB",
+        f"ffn_resident = {file.ffn_resident}  # at most this share of the feed forward stays",
         f"context = {file.num_ctx}  # positions",
         "",
         "[engine]",
@@ -157,6 +162,7 @@ def read_plan(path: Path) -> PlanFile:
         model_file=model.text("file"),
         model_key=model.text("key"),
         memory_bytes=memory.size("budget"),
+        ffn_resident=memory.share("ffn_resident"),
         num_ctx=memory.whole("context", 1, 1 << 30),
         mode=engine.mode("mode"),
         num_workers=engine.whole("workers", 1, MAX_EXECUTORS),
@@ -223,6 +229,12 @@ class _Table:
     def whole(self, key: str, low: int, high: int) -> int:
         cure = f"give a whole number from {low} to {high}"
         return int(self._take(key, cure, lambda v: _is_whole(v) and low <= v <= high))
+
+    def share(self, key: str) -> float:
+        def is_share(value: Any) -> bool:
+            return isinstance(value, int | float) and value is not True and 0 <= value <= 1
+
+        return float(self._take(key, "give a number from 0 to 1", is_share))
 
     def mode(self, key: str) -> FeedForwardMode:
         names = [str(mode) for mode in FeedForwardMode if mode is not FeedForwardMode.AUTO]

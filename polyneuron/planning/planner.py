@@ -100,7 +100,9 @@ class Planner:
         wanted = str(self.config.mode)
         if wanted == FeedForwardMode.AUTO:
             return possible
-        return [wanted] if wanted in possible else [str(self.source.resolve_mode(self.config.mode))]
+        if wanted in possible:
+            return [wanted]
+        return [str(self.source.resolve_mode(self.config.mode))]
 
     def worker_counts(self) -> list[int]:
         """All cores first, then fewer, which leaves some to the reader and memory to weights."""
@@ -116,7 +118,8 @@ class Planner:
             if budget is None or budget.residency.pinned_clusters < hot:  # no room for so many
                 return
             depths = QUEUE_DEPTHS if budget.layout.has_neuron_cache else QUEUE_DEPTHS[:1]
-            for depth, ahead in itertools.product(depths, (True, False) if is_early else (False,)):
+            aheads = (True, False) if is_early else (False,)
+            for depth, ahead in itertools.product(depths, aheads):
                 yield self.choice(budget, hot, depth, ahead)
 
     def budget(self, mode: str, workers: int, hot_clusters: int = 0) -> Budget | None:

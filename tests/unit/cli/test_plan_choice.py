@@ -110,7 +110,7 @@ class TestRun:
     def test_plan_sets_the_engine(self, measured: Path, plan: Path) -> None:
         config = planned(EngineConfig(), plan, str(measured))
         assert (config.memory_bytes, config.num_ctx) == (2 << 30, 64)
-        assert str(config.mode) == "exact"
+        assert (str(config.mode), config.ffn_resident) == ("exact", 0.6)
 
     @pytest.mark.parametrize(
         "flag, settings",

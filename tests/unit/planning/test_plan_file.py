@@ -59,6 +59,11 @@ class TestWritten:
         assert config.mode is FeedForwardMode.EXACT
         assert config.queue_depth in (8, 16, 32, 64)
 
+    def test_share_that_stays_is_kept(self, path: Path) -> None:
+        assert read_plan(path).settings()["ffn_resident"] is None
+        path.write_text(path.read_text().replace("ffn_resident = 1.0", "ffn_resident = 0.5"))
+        assert read_plan(path).settings()["ffn_resident"] == 0.5
+
     def test_sizes_may_be_written_out(self, path: Path) -> None:
         path.write_text(path.read_text().replace('"3600MiB"', '"3GiB"'))
         assert read_plan(path).memory_bytes == 3 << 30
@@ -75,6 +80,7 @@ class TestEdited:
             ("lookahead = false", "lookahead = 0", "engine.lookahead is '0'; give true or false"),
             ('"3600MiB"', '"much"', "memory.budget is 'much'; give bytes"),
             ('"3600MiB"', "true", "memory.budget is 'True'; give bytes"),
+            ("ffn_resident = 1.0", "ffn_resident = 2", "memory.ffn_resident is '2'; give a number"),
             ("[memory]", "[memories]", "memory is missing; write a table"),
             ("1 = 0", "many = 0", "hot_clusters.many is no number of sequences"),
             ("1 = 0", "1 = -1", "hot_clusters.1 is '-1'; give a whole number"),
