@@ -19,14 +19,13 @@ from polyneuron.kernels.quant import StorageType, row_bytes
 from polyneuron.measure.disk_probe import MAX_SHARE, MIN_SCRATCH_BYTES, scratch_file
 from polyneuron.measure.host import Host
 from polyneuron.measure.kernel_speed import MIB, Reader, Run, arena_like_memory, bytes_per_s
-from polyneuron.measure.step_speed import cache_speed, step_speed
+from polyneuron.measure.step_speed import cache_speed, step_speeds
 from polyneuron.planning.device import (
     DeviceKey,
     DeviceProfile,
     Kernel,
     KernelSpeed,
     ReadSpeed,
-    StepSpeed,
 )
 from polyneuron.sizes import show_size
 
@@ -54,7 +53,7 @@ class Effort:
     kernel_s: float = 0.04
     """Of each round of each row."""
     rounds: int = 3
-    step_ns: int = 300_000_000
+    step_ns: int = 400_000_000
     """For each number of executors."""
     types: tuple[StorageType, ...] = (StorageType.Q4, StorageType.Q8)
     widths: tuple[int, ...] = (576, 4096)
@@ -81,7 +80,7 @@ def profile_device(
     counts = thread_counts(min(len(cores), MAX_EXECUTORS))
     kernels = tuple(_kernel_rows(counts, effort, progress))
     progress("step board and neuron cache")
-    steps: tuple[StepSpeed, ...] = tuple(step_speed(n, effort.step_ns) for n in counts)
+    steps = tuple(step_speeds(counts, effort.step_ns))
     return DeviceProfile(
         device_key(folder, host), num_bytes, kinds, reads, kernels, steps, cache_speed()
     )

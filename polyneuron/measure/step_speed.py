@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -26,30 +26,42 @@ from polyneuron.kernels.arena import (
 )
 from polyneuron.kernels.neuron_cache import NeuronCache
 from polyneuron.planning.device import CacheSpeed, StepSpeed
-from polyneuron.planning.layout import STEP_OP_BYTES
+from polyneuron.planning.layout import ACT_BLOCK_BYTES, STEP_OP_BYTES
 from polyneuron.planning.step_program import StepOp, write_program
 
 NUM_OPS = 256
 UNITS = 32  # of each op, about as many as a layer has clusters
-COLS = 32
+COLS = 4096  # a unit takes about a quarter of a microsecond, so all executors take part
+ACT_BYTES = COLS // 32 * ACT_BLOCK_BYTES
 SLICE_NS = 1_000_000_000
 STEP_TIMEOUT_NS = 10_000_000_000
-MAX_STEPS = 200
+MAX_STEPS = 400
+LEAST = 0.05
+"""Of all times, the share that may be quicker: others on the machine only ever add."""
 
 CACHE_NEURONS = 1 << 17
 CALL_NEURONS = 64
 CALLS = 1000
 
 
-def step_speed(threads: int, max_ns: int) -> StepSpeed:
-    """Steps whose ops do nothing, walked by `threads` executors: the best of many."""
-    with _board(threads) as arena:
-        end_ns = monotonic_ns() + max_ns
-        short = _steps(arena, 1, end_ns - max_ns // 2)
-        long = _steps(arena, NUM_OPS, end_ns)
-    # Others on the machine only ever add, so the lower quarter is nearer to the truth.
-    least, most = (statistics.quantiles(times, n=4)[0] for times in (short, long))
-    return StepSpeed(threads, max(0.0, most - least) / (NUM_OPS - 1), least)
+def step_speeds(counts: Sequence[int], max_ns: int) -> list[StepSpeed]:
+    """For each number of executors, what ops cost beyond their share of the work.
+
+    Alone an executor is timed with ops that do nothing; several are timed with ops that round rows
+    to 8 bits, and what one alone takes for that, by their number, is taken off.
+    """
+    with _board(1) as arena:
+        nothing = _least_ns(arena, NUM_OPS, max_ns // 2, StepFlag.DRY)
+        work = _least_ns(arena, NUM_OPS, max_ns // 2)
+    speeds = []
+    for threads in counts:
+        with _board(threads) as arena:
+            step_ns = _least_ns(arena, 1, max_ns // 4, StepFlag.DRY)
+            whole = _least_ns(arena, NUM_OPS, max_ns) if threads > 1 else work
+        alone = nothing / NUM_OPS
+        shared = (whole - step_ns - work / threads) / NUM_OPS if threads > 1 else alone
+        speeds.append(StepSpeed(threads, max(alone, shared), step_ns))
+    return speeds
 
 
 @contextmanager
@@ -57,12 +69,16 @@ def _board(threads: int) -> Iterator[Arena]:
     """A board with the program, and executors that serve it."""
     program = HEADER_BYTES + -(-board_bytes(NUM_OPS) // PAGE_BYTES) * PAGE_BYTES
     rows = program + NUM_OPS * STEP_OP_BYTES
-    arena = Arena.over(np.zeros(rows + UNITS * COLS * 8 + 2 * PAGE_BYTES, np.uint8))
+    acts = rows + UNITS * COLS * 4
+    arena = Arena.over(np.zeros(acts + UNITS * ACT_BYTES + 2 * PAGE_BYTES, np.uint8))
     arena.format(HEADER_BYTES, NUM_OPS, threads, 0)
     ops = [
-        StepOp(kind=OpKind.QUANTIZE, after=index, cols=COLS, in_=rows, in_stride=COLS * 4)
+        StepOp(
+            kind=OpKind.QUANTIZE, after=index, cols=COLS, in_=rows, in_stride=COLS * 4,
+            out_acts=acts, out_acts_stride=ACT_BYTES,
+        )
         for index in range(NUM_OPS)
-    ]
+    ]  # fmt: skip
     write_program(arena, program, ops)
     step = arena.step
     step.program, step.num_tokens, step.max_tokens = program, UNITS, UNITS
@@ -86,18 +102,19 @@ def _serve(arena: Arena, executor: int, generation: int) -> None:
         pass
 
 
-def _steps(arena: Arena, num_ops: int, end_ns: int) -> list[int]:
-    """Times of dry steps of the program's first ops; two at least."""
+def _least_ns(arena: Arena, num_ops: int, max_ns: int, flags: int = 0) -> float:
+    """Time of a step of the program's first ops when nothing disturbs it."""
     times: list[int] = []
+    end_ns = monotonic_ns() + max_ns
     while len(times) < 2 or (len(times) < MAX_STEPS and monotonic_ns() < end_ns):
         seq = arena.open_step()
-        arena.step.program_ops, arena.step.flags = num_ops, StepFlag.DRY
+        arena.step.program_ops, arena.step.flags = num_ops, flags
         start_ns = monotonic_ns()
         arena.ring(seq)
         status = arena.wait_step(seq, STEP_TIMEOUT_NS)
         times.append(monotonic_ns() - start_ns)
         assert status is StepStatus.DONE
-    return times
+    return float(np.quantile(times, LEAST))
 
 
 def cache_speed() -> CacheSpeed:

@@ -80,7 +80,7 @@ class KernelSpeed:
 
 @dataclass(frozen=True, slots=True)
 class StepSpeed:
-    """The step board without any work."""
+    """The step board, beyond the work that is shared."""
 
     threads: int
     op_ns: float

@@ -63,7 +63,7 @@ class PlanFile:
         }
 
     def _hot_by_batch(self) -> tuple[int, ...]:
-        """For 1, 2, … sequences; numbers that are not named have what the next smaller one has."""
+        """For 1, 2, … sequences; a number that is not named has what the next smaller one has."""
         if not any(self.hot_clusters.values()):
             return ()
         hot = []
