@@ -26,8 +26,10 @@ CLAIMS = 8
 """In so many claims an executor takes its share of an op; who is first waits for half of one."""
 OUTSIDE_NS = 100_000.0
 """Of a step, what the coordinator does between two of them: sampling, plan, mailbox."""
-LAND_NS = 1_500.0
-"""Processor time to wake who waits for a neuron that has landed."""
+LAND_NS = 4_000.0
+"""Processor time of a missed neuron beyond the probe's: order, wait, wake. Measured on a 7B: 5 µs."""
+IN_ORDER = 1.2
+"""Rows that follow each other are walked so much faster than rows at random. Measured on a 7B."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +151,8 @@ class _Step:
         )
 
     def _row_ns(self, kernel: Kernel, storage: str, row_bytes: int) -> float:
-        """One row for one token."""
-        rows = self._rows
-        return row_bytes * 1e9 / self._rate(kernel, storage, rows.cols)
+        """One row for one token, among rows at random."""
+        return row_bytes * 1e9 / self._rate(kernel, storage, self._rows.cols)
 
     @property
     def _rows(self) -> RowWork:
@@ -184,7 +185,7 @@ class _Step:
         rows = work.rows
         up = self._row_ns(Kernel.DOT, rows.up_type, rows.up_row) if rows.up_row else 0.0
         down = self._row_ns(Kernel.AXPY, rows.down_type, rows.down_row)
-        others = self._balanced(self.batch * rows.num_neurons * (up + down))
+        others = self._balanced(self.batch * rows.num_neurons * (up + down) / IN_ORDER)
         return _Layer(0.0, self._tiles([rows.decide]) + others)
 
     def _gates_first(self) -> _Layer:
@@ -208,7 +209,7 @@ class _Step:
         scores = self._tiles([predictor.scores], 1.0 - hot)
         asked, found = hotness.scaled(predictor.ratio), hotness.scaled(predictor.recall)
         gate = self._row_ns(Kernel.DOT, rows.decide_type, rows.decide_row)
-        gates = self._balanced(self.batch * num * (hot + asked.needed(1, hot)) * gate)
+        gates = self._balanced(self.batch * num * (hot / IN_ORDER + asked.needed(1, hot)) * gate)
         cold = num * found.needed(1, hot)
         compute = hidden + scores + gates + self._up_and_down(cold, cold)
         compute += self._up_and_down(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyneuron.planning.cost_model import DENSE, EXACT, PREDICTED, Knobs
+from polyneuron.planning.cost_model import DENSE, EXACT, IN_ORDER, PREDICTED, Knobs
 from tests.support.made_up_device import make_device, make_model, shape_source
 
 SOURCE = shape_source()
@@ -28,7 +28,7 @@ class TestResident:
         assert rows is not None
         tiles = LAYERS * (work.attention[0].num_bytes + rows.decide.num_bytes)
         seconds = (tiles + work.head.num_bytes) / 48e9
-        seconds += ALL * (rows.up_row / 24e9 + rows.down_row / 18e9)
+        seconds += ALL * (rows.up_row / 24e9 + rows.down_row / 18e9) / IN_ORDER
         found = MODEL.step(replace(RESIDENT, mode=DENSE))
         assert found.total_ns == pytest.approx(seconds * 1e9, rel=0.05)
         assert (found.bytes_read, found.hit_rate, found.waiting_share) == (0, None, 0)
