@@ -96,9 +96,11 @@ void layer_stream_release(struct layer_stream *stream, const struct step_op *op,
 uint32_t neuron_op_units(const struct step_op *op, const struct step_params *step);
 void neuron_op_run(void *base, const struct step_op *op, const struct step_params *step,
                    struct executor_record *executor, uint32_t first, uint32_t last);
-/* Neurons of unit `unit` of an OP_LATE_CLUSTERS that were not here: the first one at or behind
- * *next, by its number in the cache; UINT32_MAX when there is none. */
-uint32_t late_neuron(void *base, const struct step_op *op, uint32_t unit, uint32_t *next);
+/* Neurons of unit `unit` of an OP_LATE_CLUSTERS that were not here, by their numbers in the cache:
+ * the last one of the first *left in its list; UINT32_MAX when there is none. From the last on,
+ * since reads land in about the order in which they were wanted: who waits for the last one of a
+ * cluster sleeps once and finds the others landed. */
+uint32_t late_neuron(void *base, const struct step_op *op, uint32_t unit, uint32_t *left);
 
 /* program.c: tiles of (32, op->cols) x `tokens` input rows of the op from x on, as matmul_tiles.
  * Rows of x may be padded; the kernel wants (tokens, cols) without holes. */

@@ -265,8 +265,8 @@ static int wait_for_rows(struct walker *w, const struct step_op *op, uint32_t fi
     void *cache = at(w->base, op->cache);
     uint64_t start_ns = 0;
     for (uint32_t unit = first; unit < last; unit++) {
-        uint32_t next = 0, neuron;
-        while ((neuron = late_neuron(w->base, op, unit, &next)) != UINT32_MAX) {
+        uint32_t left = UINT32_MAX, neuron;
+        while ((neuron = late_neuron(w->base, op, unit, &left)) != UINT32_MAX) {
             if (!start_ns)
                 start_ns = monotonic_ns();
             int landed;

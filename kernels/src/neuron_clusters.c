@@ -289,13 +289,14 @@ void run_clusters(void *base, const struct step_op *op, const struct step_params
     }
 }
 
-uint32_t late_neuron(void *base, const struct step_op *op, uint32_t unit, uint32_t *next) {
+uint32_t late_neuron(void *base, const struct step_op *op, uint32_t unit, uint32_t *left) {
     struct cluster c = cluster_of(base, op, unit);
-    if (c.work->num_late == 0)
-        return UINT32_MAX;
-    for (; *next < c.work->num_active; ++*next)
-        if (c.place[*next] & SLOT_LATE)
-            return op->layer * op->layer_neurons + c.active[(*next)++];
+    uint32_t i = c.work->num_late == 0 ? 0 : c.work->num_active;
+    for (i = i < *left ? i : *left; i > 0; i--)
+        if (c.place[i - 1] & SLOT_LATE) {
+            *left = i - 1;
+            return op->layer * op->layer_neurons + c.active[i - 1];
+        }
     return UINT32_MAX;
 }
 

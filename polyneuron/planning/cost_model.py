@@ -27,7 +27,7 @@ CLAIMS = 8
 OUTSIDE_NS = 100_000.0
 """Of a step, what the coordinator does between two of them: sampling, plan, mailbox."""
 LAND_NS = 4_000.0
-"""Processor time of a missed neuron beyond the probe's: order, wait, wake. Measured on a 7B: 5 µs."""
+"""Processor time of a missed neuron beyond the probe's: order, wait, wake. On a 7B: 5 µs."""
 IN_ORDER = 1.2
 """Rows that follow each other are walked so much faster than rows at random. Measured on a 7B."""
 

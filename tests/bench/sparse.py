@@ -1,4 +1,4 @@
-"""Sparse decode beside llama.cpp: `python -m tests.bench.sparse [PART …]` (DESIGN §16, rows 3 to 9).
+"""Sparse decode beside llama.cpp: `python -m tests.bench.sparse [PART …]` (DESIGN §16, 3 to 9).
 
 The model is a synthetic Bamboo-7B, hottest neurons first, with predictors fitted on random tokens;
 llama.cpp runs its dense twin. Each row names its command's figures, so that it can be repeated.
