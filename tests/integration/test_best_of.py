@@ -47,6 +47,11 @@ def same(one: Completion, other: Completion) -> bool:
     )
 
 
+def busy_workers(engine: Engine) -> list[int]:
+    """Places of the CPU workers that are inside a step."""
+    return [i for i in range(2) if engine.actors.arena.executor(i).busy_seq]
+
+
 def assert_all_free(engine: Engine) -> None:
     """As many requests as there may be are accepted, and run."""
     streams = [engine.stream([3], max_tokens=1) for _ in range(CONFIG.max_requests)]
@@ -152,9 +157,8 @@ class TestEnds:
 
     def test_cancelled_one_gives_the_best_so_far(self, engine: Engine) -> None:
         stream = endless(engine)
-        record = engine.actors.arena.executor(0)
-        while record.busy_seq == 0:
-            pass
+        while not busy_workers(engine):
+            assert not stream.is_finished
         stream.cancel()
         best = stream.wait()
         assert best.finish_reason == "cancelled"
@@ -166,8 +170,8 @@ class TestEnds:
         async def cancel() -> None:
             options = {"sampling": DRAWN, "ignore_eos": True, "best_of": MANY}
             task = asyncio.create_task(engine.agenerate(PROMPT, **options))
-            record = engine.actors.arena.executor(0)
-            while record.busy_seq == 0:
+            while not busy_workers(engine):
+                assert not task.done()
                 await asyncio.sleep(0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -185,10 +189,10 @@ class TestEnds:
         stream = engine.stream(
             prompt, max_tokens=limit, sampling=DRAWN, ignore_eos=True, best_of=MANY
         )
-        record = engine.actors.arena.executor(0)
-        pid = int(record.pid)
-        while record.busy_seq == 0:
+        while not (busy := busy_workers(engine)):
             assert not stream.is_finished
+        record = engine.actors.arena.executor(busy[0])
+        pid = int(record.pid)
         os.kill(pid, fault)
         assert not stream.is_finished, "the fault came too late to prove anything"
         best = stream.wait()
