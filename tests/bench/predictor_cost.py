@@ -26,6 +26,10 @@ from tests.support.local_engine import LocalEngine
 CALIBRATION_TOKENS = 2048
 CHUNK_TOKENS = 512
 FIRST_SCORED = 32
+SETTINGS: dict[str, int] = {
+    "num_ctx": CHUNK_TOKENS, "max_tokens": 1, "max_logit_rows": 1, "num_workers": 1,
+    "num_npu_threads": 0,
+}  # fmt: skip
 KEPT = (0.95, 0.98, 0.99, 0.995)
 
 
@@ -34,7 +38,7 @@ def negative_logs(
 ) -> NDArray[np.float64]:
     """-log p of every scored token, each computed alone by a decode step."""
     scores: list[float] = []
-    with LocalEngine(model, num_ctx=CHUNK_TOKENS, max_tokens=1, max_logit_rows=1, mode=mode) as run:
+    with LocalEngine(model, **SETTINGS, mode=mode) as run:
         for chunk in chunks:
             scores += run.score(chunk, FIRST_SCORED)
     return -np.array(scores)
