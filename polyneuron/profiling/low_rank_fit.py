@@ -28,8 +28,8 @@ from polyneuron.profiling.predictors import (
     evaluate,
     neuron_costs,
     num_calibration,
+    predictor_bytes,
     predictor_input,
-    stored_bytes,
 )
 from polyneuron.profiling.standard_scores import ScoreMap, mixed_lift, score_map
 from polyneuron.profiling.thresholds import choose_thresholds
@@ -37,9 +37,8 @@ from polyneuron.profiling.thresholds import choose_thresholds
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
-DIVISORS = (16, 8, 4)
-LAST_DIVISOR = 2
-"""Only tried where the rank before it was the best."""
+STAGES = ((16, 8), (4,), (2,))
+"""Shares of the width that are tried; a later stage only where the one before ended best."""
 NUM_FOLDS = 2
 
 
@@ -69,9 +68,17 @@ class Candidate:
     cost: float
 
 
-def rank_ladder(d_model: int, divisors: tuple[int, ...] = DIVISORS) -> list[int]:
-    """Shares of the width in whole steps of 32, ascending."""
-    return sorted({max(RANK_STEP, d_model // d // RANK_STEP * RANK_STEP) for d in divisors})
+def rank_stages(d_model: int, rank: int) -> list[list[int]]:
+    """Ranks to try, stage by stage, each ascending; only `rank` where it is given."""
+    if rank:
+        return [[rank]]
+    stages: list[list[int]] = []
+    for divisors in STAGES:
+        tried = {other for stage in stages for other in stage}
+        wanted = {max(RANK_STEP, d_model // d // RANK_STEP * RANK_STEP) for d in divisors}
+        if wanted - tried:
+            stages.append(sorted(wanted - tried))
+    return stages
 
 
 def fit_low_rank(sample: LayerSample, settings: PredictorSettings) -> Fitted:
@@ -83,29 +90,26 @@ def fit_low_rank(sample: LayerSample, settings: PredictorSettings) -> Fitted:
     known = everything.part(slice(0, num_calibration(len(sample.hidden))))
     gate = sample.weights.deciding.values()
     cost = neuron_costs(known.contribution)
-    neuron_bytes = sample.weights.neuron_bytes
-    ranks = [settings.rank] if settings.rank else rank_ladder(gate.shape[1])
-    best, found = _best(known, gate, cost, neuron_bytes, ranks, settings)
-    if not settings.rank and best.rank == ranks[-1]:
-        more = rank_ladder(gate.shape[1], (LAST_DIVISOR,))
-        if more[0] > best.rank:
-            other, wider = _best(known, gate, cost, neuron_bytes, more, settings)
-            if other.cost < best.cost:
-                best, found = other, wider
-    made = _map(known, found, best.rank, settings)
+    candidates: list[Candidate] = []
+    for ranks in rank_stages(gate.shape[1], settings.rank):
+        candidates += _candidates(known, gate, cost, sample.weights.neuron_bytes, ranks, settings)
+        best = min(candidates, key=lambda candidate: candidate.cost)
+        if best.rank != ranks[-1]:
+            break
+    made = _map(known, _directions(known, gate, best.rank, settings), best.rank, settings)
     predictor = LayerPredictor(made.fc1, made.fc2, best.threshold_u - made.shift)
     return Fitted(predictor, evaluate(predictor, sample, settings))
 
 
-def _best(
+def _candidates(
     known: Calibrated,
     gate: F32,
     cost: F64,
     neuron_bytes: int,
     ranks: list[int],
     settings: PredictorSettings,
-) -> tuple[Candidate, Directions]:
-    """The cheapest of some ranks, and the directions of all tokens."""
+) -> list[Candidate]:
+    """What some ranks, ascending, would cost."""
     folds = _folds(len(known.x))
     parts = [(known.part(~held), held) for held in folds]
     directions = [_directions(part, gate, ranks[-1], settings) for part, _ in parts]
@@ -117,10 +121,9 @@ def _best(
             u[held] = scored.standard(np.ascontiguousarray(known.x[held]), settings)
         least = choose_thresholds(u, known.contribution, cost, settings.kept)
         computed = float((np.mean(u >= least, axis=0) * cost).sum()) * neuron_bytes
-        fixed = stored_bytes(rank, gate.shape, settings)
+        fixed = predictor_bytes(rank, gate.shape, settings)
         candidates.append(Candidate(rank, least, fixed + computed))
-    best = min(candidates, key=lambda candidate: candidate.cost)
-    return best, _directions(known, gate, best.rank, settings)
+    return candidates
 
 
 def _folds(num_tokens: int) -> list[NDArray[np.bool_]]:

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyneuron.errors import ConfigError
+from polyneuron.io.ncf_format import stored_bytes
 from polyneuron.io.predictor_file import LayerPredictor, PredictorInput
-from polyneuron.kernels.quant import StorageType, pack_tiles_from_f32, row_bytes
+from polyneuron.kernels.quant import StorageType, pack_tiles_from_f32
 from polyneuron.profiling.calibration import LayerSample
 from polyneuron.profiling.layer_weights import TiledMatrix
 
@@ -51,7 +52,7 @@ class PredictorSettings:
 def storage_types(kind: str) -> tuple[StorageType, StorageType]:
     """How the matrices of a kind of predictors are stored: fc1 and fc2."""
     if kind == "sign":
-        return StorageType.Q8, getattr(StorageType, "Q1", StorageType.Q8)
+        return StorageType.Q8, StorageType.Q1
     return StorageType.Q4, StorageType.Q4
 
 
@@ -125,11 +126,12 @@ def scores(fc1: F32 | None, fc2: F32, x: F32, settings: PredictorSettings) -> F3
     return quantised(fc2, settings.fc2_type).product(x)
 
 
-def stored_bytes(rank: int, shape: tuple[int, int], settings: PredictorSettings) -> int:
+def predictor_bytes(rank: int, shape: tuple[int, int], settings: PredictorSettings) -> int:
     """Bytes of one layer's predictor as stored; shape is (d_ff, d_model)."""
     d_ff, d_model = shape
-    fc1 = rank * row_bytes(settings.fc1_type, d_model) if rank else 0
-    return fc1 + d_ff * row_bytes(settings.fc2_type, rank or d_model) + 4 * d_ff
+    fc1 = stored_bytes(settings.fc1_type, rank, d_model) if rank else 0
+    fc2 = stored_bytes(settings.fc2_type, d_ff, rank or d_model)
+    return fc1 + fc2 + stored_bytes(None, 1, d_ff)
 
 
 def evaluate(
@@ -152,6 +154,6 @@ def evaluate(
         recall=both / max(1, int(np.count_nonzero(active))),
         kept=float(contribution[named].sum(dtype=np.float64)) / total if total else 1.0,
         precision=both / max(1, int(np.count_nonzero(named))),
-        num_bytes=stored_bytes(rank, (d_ff, d_model), settings),
+        num_bytes=predictor_bytes(rank, (d_ff, d_model), settings),
         multiply_adds=rank * d_model + d_ff * (rank or d_model),
     )

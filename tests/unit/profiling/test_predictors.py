@@ -11,7 +11,7 @@ from polyneuron.io.predictor_file import PredictorInput
 from polyneuron.kernels.quant import StorageType
 from polyneuron.profiling.calibration import LayerSample
 from polyneuron.profiling.low_rank import leading_directions, own_inputs
-from polyneuron.profiling.low_rank_fit import fit_low_rank, orthogonal_to, rank_ladder
+from polyneuron.profiling.low_rank_fit import fit_low_rank, orthogonal_to, rank_stages
 from polyneuron.profiling.other_predictors import fit_sign, imported, oracle, sign_rows
 from polyneuron.profiling.predictors import (
     Fitted,
@@ -89,9 +89,10 @@ def test_orthogonal_to_nothing_changes_nothing() -> None:
 def test_rank_is_chosen_from_the_ladder() -> None:
     sample = planted()
     assert low_rank(sample, rank=0).report.rank in (32, 64)
-    assert rank_ladder(4096) == [256, 512, 1024]
-    assert rank_ladder(576) == [32, 64, 128]
-    assert rank_ladder(64) == [32]
+    assert rank_stages(4096, 0) == [[256, 512], [1024], [2048]]
+    assert rank_stages(576, 0) == [[32, 64], [128], [288]]
+    assert rank_stages(64, 0) == [[32]]
+    assert rank_stages(4096, 96) == [[96]]
 
 
 def test_same_tokens_same_predictor() -> None:
