@@ -7,6 +7,7 @@ made with both.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +32,12 @@ from polyneuron.profiling.predictors import (
     predictor_bytes,
     predictor_input,
 )
-from polyneuron.profiling.standard_scores import ScoreMap, mixed_lift, score_map
+from polyneuron.profiling.standard_scores import (
+    ACTIVITY_WEIGHTS,
+    ScoreMap,
+    mixed_lift,
+    score_map,
+)
 from polyneuron.profiling.thresholds import choose_thresholds
 
 F32 = NDArray[np.float32]
@@ -64,6 +70,8 @@ class Candidate:
     """A rank and what a token would cost with it, in bytes read from memory."""
 
     rank: int
+    weight: float
+    """Of what is learnt of activity."""
     threshold_u: F32
     cost: float
 
@@ -96,7 +104,8 @@ def fit_low_rank(sample: LayerSample, settings: PredictorSettings) -> Fitted:
         best = min(candidates, key=lambda candidate: candidate.cost)
         if best.rank != ranks[-1]:
             break
-    made = _map(known, _directions(known, gate, best.rank, settings), best.rank, settings)
+    found = _directions(known, gate, best.rank, settings)
+    made = _map(known, found, best.rank, best.weight, settings)
     predictor = LayerPredictor(made.fc1, made.fc2, best.threshold_u - made.shift)
     return Fitted(predictor, evaluate(predictor, sample, settings))
 
@@ -114,15 +123,15 @@ def _candidates(
     parts = [(known.part(~held), held) for held in folds]
     directions = [_directions(part, gate, ranks[-1], settings) for part, _ in parts]
     candidates = []
-    for rank in ranks:
+    for rank, weight in itertools.product(ranks, ACTIVITY_WEIGHTS):
         u = np.empty(known.gate.shape, np.float32)
         for (part, held), found in zip(parts, directions, strict=True):
-            scored = _map(part, found, rank, settings)
+            scored = _map(part, found, rank, weight, settings)
             u[held] = scored.standard(np.ascontiguousarray(known.x[held]), settings)
         least = choose_thresholds(u, known.contribution, cost, settings.kept)
         computed = float((np.mean(u >= least, axis=0) * cost).sum()) * neuron_bytes
         fixed = predictor_bytes(rank, gate.shape, settings)
-        candidates.append(Candidate(rank, least, fixed + computed))
+        candidates.append(Candidate(rank, weight, least, fixed + computed))
     return candidates
 
 
@@ -152,12 +161,14 @@ def orthogonal_to(rows: F32, mean: F32) -> F32:
     return rows - seen
 
 
-def _map(part: Calibrated, found: Directions, rank: int, settings: PredictorSettings) -> ScoreMap:
+def _map(
+    part: Calibrated, found: Directions, rank: int, weight: float, settings: PredictorSettings
+) -> ScoreMap:
     """The predictor of a rank without its thresholds."""
     fc1, lift = found.fc1[:rank], found.lift[:, :rank]
     if len(fc1) < rank:  # fewer neurons or columns than directions wanted
         fc1 = np.pad(fc1, ((0, rank - len(fc1)), (0, 0)))
         lift = np.pad(lift, ((0, 0), (0, rank - lift.shape[1])))
     hidden = (part.x - part.x.mean(axis=0)) @ fc1.T
-    fc2 = mixed_lift(lift, hidden, part.contribution)
+    fc2 = mixed_lift(lift, hidden, part.contribution, weight)
     return score_map(fc1, fc2, part.x, part.gate, settings)

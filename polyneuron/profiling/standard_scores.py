@@ -13,8 +13,8 @@ F32 = NDArray[np.float32]
 
 RIDGE_SHARE = 0.2
 """Weight of "nothing to learn" beside the tokens, in the map from hidden values to activity."""
-ACTIVITY_WEIGHT = np.float32(1.0)
-"""How much what was learnt of activity counts beside the gate's estimate."""
+ACTIVITY_WEIGHTS = (0.0, 1.0)
+"""How much what was learnt of activity counts beside the gate's estimate: what is tried."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,9 +58,11 @@ def activity_map(hidden: F32, contribution: F32) -> F32:
     return learnt
 
 
-def mixed_lift(lift: F32, hidden: F32, contribution: F32) -> F32:
+def mixed_lift(lift: F32, hidden: F32, contribution: F32, weight: float) -> F32:
     """fc2 (d_ff, rank): the gate's estimate in its deviations, and what was learnt of activity."""
     estimate = hidden @ lift.T
     spread = np.maximum(estimate.std(axis=0), np.float32(1e-12))
-    mixed: F32 = lift / spread[:, None] + ACTIVITY_WEIGHT * activity_map(hidden, contribution)
-    return mixed
+    estimated: F32 = lift / spread[:, None]
+    if weight == 0.0:
+        return estimated
+    return estimated + np.float32(weight) * activity_map(hidden, contribution)
