@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyneuron.errors import ChecksumError, ConfigError, DeviceError, FormatError, UnsupportedError
+from polyneuron.errors import ChecksumError, ConfigError, FormatError, UnsupportedError
 from polyneuron.io.file_kind import check_regular_file
 from polyneuron.io.ncf_fields import Fields
 from polyneuron.io.packed_arrays import pack_arrays, unpack_arrays
-from polyneuron.io.piece_writer import sync_folder
+from polyneuron.io.whole_file import write_whole
 from polyneuron.kernels.checksum import crc32c
 
 SUFFIX = ".profile"
@@ -84,21 +83,6 @@ def write_profile(path: Path, profile: Profile) -> None:
         }
     )
     write_whole(path, HEADER.pack(MAGIC, VERSION, crc32c(body), len(body)) + body)
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Give a file new contents; whoever opens it finds the old or the new ones."""
-    fresh = path.with_name(path.name + ".new")
-    try:
-        with fresh.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
-        sync_folder(path.parent)
-    except OSError as error:
-        fresh.unlink(missing_ok=True)
-        raise DeviceError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def read_profile(path: Path, key: str, num_layers: int, d_ff: int) -> Profile:

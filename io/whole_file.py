@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
+
+from polyneuron.errors import DeviceError
+from polyneuron.io.piece_writer import sync_folder
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write or replace a file in one step; OSError, and nothing left, when that fails."""
-    partial = path.with_name(f".{path.name[:64]}.{os.getpid()}")
+    """Give a file new contents; whoever opens it finds the old or the new ones.
+
+    Raises DeviceError naming the file, and leaves nothing, when that fails.
+    """
+    fresh = path.with_name(f".{path.name[:64]}.{os.getpid()}.new")
     try:
-        with partial.open("wb") as file:
+        with fresh.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        with suppress(OSError):
-            partial.unlink()
-        raise
+        os.replace(fresh, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise DeviceError(f"{path}: cannot be written: {error.strerror}") from error

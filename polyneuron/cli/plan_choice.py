@@ -8,7 +8,7 @@ from typing import Any
 
 from polyneuron.cli.profile_device import say
 from polyneuron.config import EngineConfig
-from polyneuron.errors import ConfigError, DeviceError
+from polyneuron.errors import ConfigError
 from polyneuron.io.whole_file import write_whole
 from polyneuron.measure.device_store import load_profile, measure_and_store
 from polyneuron.planning.budget import Budget
@@ -71,10 +71,7 @@ def write_plan(path: Path, chosen: Chosen, source: ModelSource) -> None:
         except ConfigError:
             raise ConfigError(f"-o {path}: exists and is no plan; give another name") from None
     text = plan_text(chosen.plan, plan_file(chosen.plan, source, chosen.config.num_ctx))
-    try:
-        write_whole(path, text.encode())
-    except OSError as error:
-        raise DeviceError(f"-o {path}: {error.strerror}") from None
+    write_whole(path, text.encode())
 
 
 def speed(cost: StepCost) -> str:

@@ -56,6 +56,8 @@ class Effort:
     step_ns: int = 400_000_000
     """For each number of executors."""
     types: tuple[StorageType, ...] = (StorageType.Q4, StorageType.Q8)
+    tile_types: tuple[StorageType, ...] = (StorageType.Q1,)
+    """Types that lie as tiles only."""
     widths: tuple[int, ...] = (576, 4096)
     rows_a_call: int = 256
     batches: tuple[int, ...] = (2, 4, 8)
@@ -214,6 +216,10 @@ def _kernel_rows(counts: list[int], effort: Effort, progress: Progress) -> Itera
             for (kernel, tokens), calls in timed.items():
                 speed = _best(calls, effort)
                 yield KernelSpeed(kernel, storage.name.lower(), cols, tokens, threads, speed)
+        for storage, cols in itertools.product(effort.tile_types, effort.widths):
+            tiles = [Reader(storage, cols, 1, part, ()).tiles(1) for part in parts]
+            speed = _best(tiles, effort)
+            yield KernelSpeed(Kernel.TILES, storage.name.lower(), cols, 1, threads, speed)
         others = [Reader(StorageType.Q8, 64, 1, part, ()) for part in parts]
         speed = _best([reader.read for reader in others], effort)
         yield KernelSpeed(Kernel.MEMORY, "q8", 64, 1, threads, speed)

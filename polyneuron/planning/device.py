@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from polyneuron.errors import FormatError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 class Kernel(StrEnum):
@@ -231,7 +231,7 @@ def _kernel_speed(
         raise FormatError(f"damaged device profile: nothing about {kernel}")
     types = {row.storage for row in known}
     stand_in = {"q4m": "q4", "f16": "q8", "f32": "q8"}.get(storage, storage)
-    chosen = stand_in if stand_in in types else min(types)
+    chosen = stand_in if stand_in in types else "q4" if "q4" in types else min(types)
     known = [row for row in known if row.storage == chosen]
     width = min({row.cols for row in known}, key=lambda c: abs(math.log(c / cols)))
     known = [row for row in known if row.cols == width]

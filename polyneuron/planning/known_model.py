@@ -6,8 +6,16 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from polyneuron.io.ncf_format import Layout
-from polyneuron.io.predictor_file import PredictorFile, PredictorInput, predictor_path
+from polyneuron.io.predictor_file import (
+    PredictorFile,
+    PredictorInput,
+    model_key,
+    predictor_path,
+)
+from polyneuron.io.profile_file import profile_path, read_profile
 from polyneuron.planning.cost_model import CostModel, PredictorWork
 from polyneuron.planning.device import DeviceProfile
 from polyneuron.planning.hotness import Hotness
@@ -16,8 +24,8 @@ from polyneuron.planning.work import mean_matrix, model_work
 
 TYPICAL_POSITIONS = 256
 """Of the context that attention looks back on in a step that is planned for."""
-USUAL_RECALL, USUAL_PRECISION = 0.97, 0.6
-"""Of predictors whose report does not say."""
+USUAL_RECALL, USUAL_RATIO = 0.97, 1.6
+"""Of predictors whose report does not say; predicted neurons by those that are needed."""
 
 
 def known_model(source: ModelSource, device: DeviceProfile, num_ctx: int) -> CostModel:
@@ -25,44 +33,54 @@ def known_model(source: ModelSource, device: DeviceProfile, num_ctx: int) -> Cos
     work = model_work(source)
     hotness = predictor = None
     if work.rows is not None:
-        hotness = Hotness.supposed(work.rows.num_neurons)
-        predictor = known_predictor(source)
+        hotness = known_hotness(source, work.rows.num_neurons)
+        predictor = known_predictor(source, hotness)
     return CostModel(work, device, hotness, predictor, min(num_ctx, TYPICAL_POSITIONS))
 
 
-def known_predictor(source: ModelSource) -> PredictorWork | None:
+def known_hotness(source: ModelSource, num_neurons: int) -> Hotness:
+    """Counted in a text where a profile lies beside the file, else supposed.
+
+    Raises ConfigError when the profile is another model's, FormatError when it is damaged.
+    """
+    path = profile_path(source.path)
+    if not path.exists():
+        return Hotness.supposed(num_neurons)
+    key = model_key(source.manifest)
+    profile = read_profile(path, key, source.spec.num_layers, num_neurons)
+    gated = np.stack([layer.gated[0] for layer in profile.layers])
+    active = sum(int(layer.active[0].sum()) for layer in profile.layers)
+    return Hotness.counted(gated, profile.num_tokens, active / max(1, int(gated.sum())))
+
+
+def known_predictor(source: ModelSource, hotness: Hotness) -> PredictorWork | None:
     """The predictors beside a model; None where there are none.
 
     Raises ConfigError when they are another model's, FormatError when they are damaged.
     """
     is_there = source.manifest.layout is Layout.BUNDLES and predictor_path(source.path).exists()
-    return predictor_work(source.predictors()) if is_there else None
+    return predictor_work(source.predictors(), hotness) if is_there else None
 
 
-def predictor_work(file: PredictorFile) -> PredictorWork:
+def predictor_work(file: PredictorFile, hotness: Hotness) -> PredictorWork:
     """What predictors cost, and what their report promises; means over the layers."""
-    layers = len(file.ranks)
+    layers, report = len(file.ranks), file.info.report
     hidden = [t for t in file.tensors.values() if t.role == "predictor.fc1"]
     scores = [t for t in file.tensors.values() if t.role == "predictor.fc2"]
-    recall = _mean_of(file.info.report, "recall", USUAL_RECALL)
-    precision = _mean_of(file.info.report, "precision", USUAL_PRECISION)
-    is_early = file.info.input is PredictorInput.ATTENTION
+    predicted = _mean_of(report, "predicted")
     return PredictorWork(
         mean_matrix(hidden, layers) if hidden else None,
         mean_matrix(scores, layers),
-        recall,
-        recall / precision,
-        is_early,
+        recall=_mean_of(report, "recall") or USUAL_RECALL,
+        ratio=predicted / max(hotness.needed(), 1e-6) if predicted else USUAL_RATIO,
+        is_early=file.info.input is PredictorInput.ATTENTION,
     )
 
 
-def _mean_of(report: Mapping[str, Any], name: str, usual: float) -> float:
-    """A share in the report: of all layers, or of each of them."""
-    found = report.get(name)
-    if found is None:
-        layers = report.get("layers")
-        rows = layers if isinstance(layers, Sequence) else ()
-        found = [row.get(name) for row in rows if isinstance(row, Mapping)]
-    values = found if isinstance(found, Sequence) else [found]
-    shares = [float(v) for v in values if isinstance(v, int | float) and 0 < v <= 1]
-    return fmean(shares) if shares else usual
+def _mean_of(report: Mapping[str, Any], name: str) -> float | None:
+    """A share in the report, as a mean over its layers; None where it does not tell."""
+    layers = report.get("layers")
+    rows = layers if isinstance(layers, Sequence) else ()
+    found = [row.get(name) for row in rows if isinstance(row, Mapping)]
+    shares = [float(v) for v in found if isinstance(v, int | float) and 0 < v <= 1]
+    return fmean(shares) if shares else None

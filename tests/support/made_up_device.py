@@ -99,7 +99,7 @@ def shape_source(shape: str = "bamboo-7b", num_layers: int | None = None) -> Mod
 def make_predictors(source: ModelSource, rank: int = 1024) -> PredictorFile:
     """Two matrices of 4 bits in each layer, as of published predictors, and no file of them."""
     spec, q4 = source.spec, StorageType.Q4
-    report = {"recall": 0.97, "precision": 0.97 / 1.5}
+    report = {"layers": [{"recall": 0.97, "predicted": 0.18}] * spec.num_layers}
     info = PredictorInfo("made up", PredictorInput.ATTENTION, False, q4, q4, report)
     sizes = {"fc1": (q4, rank, spec.d_model), "fc2": (q4, spec.d_ff, rank),
              "threshold": (None, 1, spec.d_ff)}  # fmt: skip
@@ -127,8 +127,9 @@ def make_model(
 ) -> CostModel:
     """The cost model of a shape, with predictors or without."""
     known = known_model(source, device or make_device(), 4096)
-    predictor = predictor_work(make_predictors(source)) if predicts else None
-    return replace(known, predictor=predictor)
+    if not predicts or known.hotness is None:
+        return known
+    return replace(known, predictor=predictor_work(make_predictors(source), known.hotness))
 
 
 def make_planner(

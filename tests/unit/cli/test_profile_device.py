@@ -38,5 +38,5 @@ def test_tables_hold_every_row(folder: Path, capsys: pytest.CaptureFixture[str])
 def test_json_is_the_profile(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile_device(folder, as_json=True)
     found = json.loads(capsys.readouterr().out)
-    assert found["format_version"] == 1
+    assert found["format_version"] == 2
     assert device_store.load_profile(folder) is not None
