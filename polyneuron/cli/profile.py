@@ -41,8 +41,12 @@ class InputChoice(StrEnum):
 
 def profile(
     model: Annotated[
-        str, option("--model", "-m", text="a .ncf or .gguf file; of --device, its disk")
+        str, option("--model", "-m", text="a .gguf or .ncf file; with --device not needed")
     ] = "",
+    device: Annotated[
+        bool,
+        option("--device", text="measure this machine instead, and the disk of the model or cache"),
+    ] = False,
     text: Annotated[
         str | None, option("--text", text="the text to run; -: stdin; the first tokens are taken")
     ] = None,
@@ -76,12 +80,21 @@ def profile(
 ) -> None:
     """Run a text through a model: statistics and predictors of its neurons, beside the file."""
     if device:
+<<<<<<< HEAD
         from polyneuron.cli.profile_device import profile_device
 
         profile_device(locate_model(model) if model else Path(), as_json=as_json)
         return
     if not model:
         raise ConfigError("-m: give the model to profile, or --device to measure this machine")
+=======
+        from polyneuron.cli.profile_device import measure
+
+        measure(model, as_json=as_json)
+        return
+    if not model:
+        raise ConfigError("-m: name a model file, or measure the machine with --device")
+>>>>>>> c411c5e (Measure the machine by profile --device)
     from polyneuron.cli.profile_table import as_object, show
     from polyneuron.profiling.profile import make_profile
     from polyneuron.profiling.reorder import check_reorder, reorder_model

@@ -18,6 +18,16 @@ if TYPE_CHECKING:
 PLAIN_WIDTH = 100
 
 
+def measure(model: str, *, as_json: bool) -> None:
+    """Measure the machine with the disk of a model, or of the cache folder where none is named."""
+    from polyneuron.config import cache_folder
+    from polyneuron.measure.disk_probe import nearest_folder
+    from polyneuron.model.locate import locate_model
+
+    path = locate_model(model) if model else nearest_folder(cache_folder())
+    profile_device(path, as_json=as_json)
+
+
 def profile_device(path: Path, *, as_json: bool) -> None:
     """Measure the machine, and the disk of a folder or the file `path`; show it, and keep it."""
     from polyneuron.measure.device_store import measure_and_store, stored_path

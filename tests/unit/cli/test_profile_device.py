@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from polyneuron.cli.main import main
 from polyneuron.cli.profile_device import profile_device
 from polyneuron.measure import device_store
 from polyneuron.measure.device_profile import device_key
@@ -33,6 +34,18 @@ def test_tables_hold_every_row(folder: Path, capsys: pytest.CaptureFixture[str])
     assert any(line.startswith("neuron cache: a hit 8 ns, a miss 300 ns") for line in lines)
     assert max(map(len, shown.out.splitlines())) <= 100
     assert "polyneuron plan uses it" in shown.err
+
+
+def test_command_needs_no_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--device"], ["--device", "-m", str(folder)]):
+        with pytest.raises(SystemExit) as ended:
+            main(["profile", *words])
+        assert ended.value.code == 0
+        assert "neuron cache: a hit" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["profile"])
+    assert ended.value.code == 2
+    assert "or measure the machine with --device" in capsys.readouterr().err
 
 
 def test_json_is_the_profile(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
