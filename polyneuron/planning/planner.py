@@ -111,16 +111,19 @@ class Planner:
 
     def _ways(self, mode: str, workers: int) -> Iterator[Choice]:
         """All that stays is hot; `_for_batch` may still predict some of it."""
-        predictor = self.model.predictor
-        is_early = mode == PREDICTED and predictor is not None and predictor.is_early
+        can_look_ahead = self._can_look_ahead(mode)
         for hot in self.hot_sizes() if mode == PREDICTED else [0]:
             budget = self.budget(mode, workers, hot)
             if budget is None or budget.residency.pinned_clusters < hot:  # no room for so many
                 return
             depths = QUEUE_DEPTHS if budget.layout.has_neuron_cache else QUEUE_DEPTHS[:1]
-            aheads = (True, False) if is_early else (False,)
+            aheads = (True, False) if can_look_ahead else (False,)
             for depth, ahead in itertools.product(depths, aheads):
                 yield self.choice(budget, hot, depth, ahead)
+
+    def _can_look_ahead(self, mode: str) -> bool:
+        predictor = self.model.predictor
+        return mode == PREDICTED and predictor is not None and predictor.is_early
 
     def budget(self, mode: str, workers: int, hot_clusters: int = 0) -> Budget | None:
         """What fits; None when nothing does."""
@@ -161,6 +164,7 @@ class Planner:
         """A way to run in that memory, and its cost."""
         bundles, rows = budget.layout.bundles, self.model.work.rows
         hot = min(hot_clusters * rows.cluster_neurons, rows.num_neurons) if rows else 0
+        is_looking_ahead = is_looking_ahead and self._can_look_ahead(str(budget.mode))
         knobs = Knobs(
             str(budget.mode), budget.layout.config.num_workers, queue_depth, budget.num_resident,
             budget.cold_slots, hot, bundles.pinned_neurons if bundles else 0, is_looking_ahead,

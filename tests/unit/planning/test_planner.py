@@ -103,6 +103,13 @@ class TestPlan:
         assert set(plan.by_batch) == set(BATCHES)
         assert plan.reason().startswith("exact: ") and "against dense" in plan.reason()
 
+    def test_exact_mode_cannot_look_ahead(self) -> None:
+        planner = make_planner(3600 * MIB)
+        budget = planner.budget(EXACT, 2)
+        assert budget is not None
+        ahead, not_ahead = (planner.choice(budget, 0, 32, ahead) for ahead in (True, False))
+        assert ahead.cost == not_ahead.cost and not ahead.knobs.is_looking_ahead
+
     def test_mode_that_was_asked_for_is_kept(self) -> None:
         plan = make_planner(3600 * MIB, mode=DENSE).plan()
         assert plan.chosen.knobs.mode == DENSE
