@@ -73,28 +73,16 @@ def profile(
         Path | None, option("--reorder", text="also write the model, hottest neurons first")
     ] = None,
     force: Annotated[bool, option("--force", text="let --reorder replace a file")] = False,
-    device: Annotated[
-        bool, option("--device", text="measure this machine instead, for plan")
-    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Run a text through a model: statistics and predictors of its neurons, beside the file."""
     if device:
-<<<<<<< HEAD
-        from polyneuron.cli.profile_device import profile_device
-
-        profile_device(locate_model(model) if model else Path(), as_json=as_json)
-        return
-    if not model:
-        raise ConfigError("-m: give the model to profile, or --device to measure this machine")
-=======
         from polyneuron.cli.profile_device import measure
 
         measure(model, as_json=as_json)
         return
     if not model:
         raise ConfigError("-m: name a model file, or measure the machine with --device")
->>>>>>> c411c5e (Measure the machine by profile --device)
     from polyneuron.cli.profile_table import as_object, show
     from polyneuron.profiling.profile import make_profile
     from polyneuron.profiling.reorder import check_reorder, reorder_model

@@ -21,7 +21,7 @@ SHRINK = np.float32(0.1)
 RIDGE = 0.1
 """Of the map between the two inputs, in mean variances."""
 NUM_ROUNDS = 1
-"""Beside the start from the text's own gate values, which is a round already; more gains nothing."""
+"""Beside the start from the text's own gate values, a round already; more gains nothing."""
 OVERSAMPLE = 16
 
 

@@ -46,6 +46,8 @@ F64 = NDArray[np.float64]
 STAGES = ((16, 8), (4,), (2,))
 """Shares of the width that are tried; a later stage only where the one before ended best."""
 NUM_FOLDS = 2
+STEADY_SHARE = 1e-3
+"""Of the mean variance of a column: below it a column counts as steady."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,19 +148,22 @@ def _directions(part: Calibrated, gate: F32, rank: int, settings: PredictorSetti
     inputs = own_inputs(part.x) if is_own else earlier_inputs(part.x, part.ffn)
     start = part.gate - part.gate.mean(axis=0)
     found = leading_directions(gate, inputs, rank, start, np.random.default_rng(0))
-    return Directions(orthogonal_to(found.fc1, inputs.mean), found.lift)
+    fc1 = orthogonal_to(found.fc1, inputs.mean, inputs.centred.var(axis=0))
+    return Directions(fc1, found.lift)
 
 
-def orthogonal_to(rows: F32, mean: F32) -> F32:
-    """Rows (n, d_model) without what they see of the mean input (d_model).
+def orthogonal_to(rows: F32, mean: F32, variance: F32) -> F32:
+    """Rows (n, d_model) that see nothing of the mean input; mean and variance are (d_model).
 
-    So hidden values are centred, and rounding them to 8 bits wastes none on a constant.
+    So hidden values are centred, and rounding them to 8 bits wastes none on a constant. What is
+    taken off lies where the input has a mean and varies little: a bias that the model keeps in a
+    few columns goes away without touching what the rows tell of the others.
     """
-    square = float(mean @ mean)
+    steady = mean / (variance + np.float32(STEADY_SHARE) * variance.mean() + np.float32(1e-30))
+    square = float(mean @ steady)
     if square == 0.0:
         return rows
-    seen = (rows @ mean / np.float32(square))[:, None] * mean
-    return rows - seen
+    return rows - (rows @ mean / np.float32(square))[:, None] * steady
 
 
 def _map(

@@ -99,18 +99,8 @@ def test_bad_words_are_one_line(
     assert said in refusal(capsys, "-m", folder / "bundles.ncf", *words)
 
 
-def test_device_needs_no_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    seen = []
-    monkeypatch.setattr(
-        "polyneuron.cli.profile_device.profile_device",
-        lambda path, as_json: seen.append((path, as_json)),
-    )
-    assert run("profile", "--device", "--json") == 0
-    assert seen == [(Path(), True)]
-
-
 def test_no_model_is_refused(capsys: Captured) -> None:
-    assert "-m: give the model to profile" in refusal(capsys, "--random-tokens", "64")
+    assert "-m: name a model file" in refusal(capsys, "--random-tokens", "64")
 
 
 def test_predictors_of_tiles_are_refused(folder: Path, capsys: Captured) -> None:
