@@ -55,8 +55,14 @@ class Hotness:
         return cls(_grouped(np.clip(rates, 0.0, 1.0)), active_share, is_measured=True)
 
     def scaled(self, ratio: float) -> Self:
-        """The same neurons asked for `ratio` times as often, as by a predictor."""
-        return type(self)(np.minimum(1.0, self.rates * ratio), self.active_share, self.is_measured)
+        """The same neurons asked for `ratio` times as often, as by a predictor.
+
+        Of the colder half none is asked for more often than it is needed: predictors' thresholds
+        count a read from the file ten times (docs/PROFILE.md).
+        """
+        ratios = np.full(self.rates.shape[1], ratio)
+        ratios[len(ratios) // 2 :] = min(ratio, 1.0)
+        return type(self)(np.minimum(1.0, self.rates * ratios), self.active_share, self.is_measured)
 
     def needed(self, batch: int = 1, begin: float = 0.0, end: float = 1.0) -> float:
         """Neurons of a layer's part [begin, end) that some token of a batch needs, by all of its
