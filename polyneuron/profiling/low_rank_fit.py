@@ -163,7 +163,8 @@ def orthogonal_to(rows: F32, mean: F32, variance: F32) -> F32:
     square = float(mean @ steady)
     if square == 0.0:
         return rows
-    return rows - (rows @ mean / np.float32(square))[:, None] * steady
+    blind: F32 = rows - (rows @ mean / np.float32(square))[:, None] * steady
+    return blind
 
 
 def _map(

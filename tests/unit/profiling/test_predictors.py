@@ -82,8 +82,19 @@ def test_hidden_values_are_centred() -> None:
 
 
 def test_orthogonal_to_nothing_changes_nothing() -> None:
-    rows = np.ones((2, 32), np.float32)
-    assert (orthogonal_to(rows, np.zeros(32, np.float32)) == rows).all()
+    rows, ones = np.ones((4, 32), np.float32), np.ones(32, np.float32)
+    assert (orthogonal_to(rows, np.zeros(32, np.float32), ones) == rows).all()
+
+
+def test_the_mean_is_taken_out_where_the_input_is_steady() -> None:
+    rng = np.random.default_rng(3)
+    rows = rng.standard_normal((8, 64)).astype(np.float32)
+    mean, variance = np.zeros(64, np.float32), np.ones(64, np.float32)
+    mean[:4], variance[:4] = 1.0, 0.0  # a constant in four columns
+    mean[4:] = 0.03 * rng.standard_normal(60)  # what a short text leaves in the others
+    blind = orthogonal_to(rows, mean, variance)
+    assert np.abs(blind @ mean).max() < 1e-4
+    assert np.abs((blind - rows)[:, 4:]).max() < 0.01  # what they tell of the others stays
 
 
 def test_rank_is_chosen_from_the_ladder() -> None:
