@@ -24,7 +24,7 @@ COLD_COST = 10.0
 """A neuron read from flash against one that is in memory."""
 HOT_SHARE = 0.5
 """Of a layer's neurons, hottest first: what is taken to be in memory."""
-DEFAULT_KEPT = 0.98
+DEFAULT_KEPT = 0.998
 RANK_STEP = 32
 
 
@@ -44,7 +44,7 @@ class PredictorSettings:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.kept < 1.0:
-            raise ConfigError(f"--recall {self.kept}: give more than 0 and less than 1, as 0.98")
+            raise ConfigError(f"--recall {self.kept}: give more than 0 and less than 1, as 0.998")
         if self.rank < 0 or self.rank % RANK_STEP:
             raise ConfigError(f"--rank {self.rank}: give a multiple of {RANK_STEP}, or 0")
 
