@@ -43,8 +43,10 @@ def perplexity(
     from polyneuron.engine import Engine
 
     sizes: dict[str, Any] = {"max_logit_rows": LOGIT_ROWS}
-    if mode is FeedForwardMode.PREDICTED:  # prompts are not predicted: token by token, as decode
-        sizes = {"max_tokens": 1, "max_logit_rows": 1}
+    if mode is FeedForwardMode.PREDICTED:
+        # As in a run: the first half of a chunk is a prompt, which is not predicted; the half that
+        # is scored is computed token by token, as generated tokens are.
+        sizes = {"max_logit_rows": 1}
     config = EngineConfig(
         num_ctx=ctx_size, num_workers=threads, max_sequences=1, **sizes,
         **options.budget(memory, ffn_resident, mode, model),

@@ -1,7 +1,8 @@
 """What predictors cost in perplexity and how many neurons they name: `python -m` this, MODEL TEXT.
 
-MODEL is a file in bundles. Predictors are made with the first tokens of the text; the tokens after
-them are scored one by one by decode steps, in exact mode and in predicted mode with each predictor.
+MODEL is a file in bundles. Predictors are made with the first tokens of the text; those after them
+are cut into chunks. As in a run, and in `polyneuron perplexity`, the first half of a chunk is a
+prompt, which no mode predicts; the second half is scored, token by token, as generated tokens are.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from tests.support.local_engine import LocalEngine
 
 CALIBRATION_TOKENS = 2048
 CHUNK_TOKENS = 512
-FIRST_SCORED = 32
+FIRST_SCORED = CHUNK_TOKENS // 2
 SETTINGS: dict[str, int] = {
-    "num_ctx": CHUNK_TOKENS, "max_tokens": 1, "max_logit_rows": 1, "num_workers": 1,
+    "num_ctx": CHUNK_TOKENS,
+    "max_logit_rows": 1,
+    "num_workers": 1,
     "num_npu_threads": 0,
-}  # fmt: skip
+}
 KEPT = (0.95, 0.98, 0.99, 0.995)
 
 
