@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from polyneuron.io.predictor_file import PredictorInput, tensor_name
 from polyneuron.kernels.arena import OpFlag, OpKind
 from polyneuron.planning.bundles import BundlePlan
-from polyneuron.planning.layout import WeightPlace
+from polyneuron.planning.layout import WeightPlace, act_bytes
 from polyneuron.planning.neuron_runs import Run, cached_run, decode_fields, extent, pinned_run
 
 if TYPE_CHECKING:
@@ -46,6 +46,11 @@ def add_late_prediction(compiler: Compiler, layer: int) -> None:
         _add_prediction(compiler, layer)
 
 
+def _hidden_acts(compiler: Compiler, rank: int, prefix: str) -> dict[str, Any]:
+    """Rows of `rank` values one behind the other, as kernels read them: ranks differ by layer."""
+    return compiler.buffer("predicted_acts", prefix) | {f"{prefix}_stride": act_bytes(rank)}
+
+
 def _add_hidden(compiler: Compiler, layer: int) -> None:
     """The values between a predictor's matrices."""
     predictors = compiler.predictors
@@ -55,7 +60,7 @@ def _add_hidden(compiler: Compiler, layer: int) -> None:
     compiler.add(
         kind=OpKind.QUANTIZE, layer=layer, cols=fc1.rows,
         flags=OpFlag.RELU if predictors.info.is_relu else 0,
-        **compiler.buffer("predicted", "in"), **compiler.buffer("predicted_acts", "out_acts"),
+        **compiler.buffer("predicted", "in"), **_hidden_acts(compiler, fc1.rows, "out_acts"),
     )  # fmt: skip
 
 
@@ -77,8 +82,10 @@ def _add_prediction(compiler: Compiler, layer: int) -> None:
     assert predictors is not None
     assert bundles is not None
     fc2 = compiler.weight(tensor_name(layer, "fc2"))
-    has_hidden = predictors.ranks[layer] > 0
-    source = compiler.source("predicted" if has_hidden else "normed", fc2)
+    rank = predictors.ranks[layer]
+    source = compiler.source("predicted" if rank else "normed", fc2)
+    if rank and fc2.takes_acts:
+        source = _hidden_acts(compiler, rank, "in")
     fields = {
         "weight": fc2.offset, "weight_type": int(fc2.storage or 0), "cols": fc2.cols,
         "bias": compiler.vector(tensor_name(layer, "threshold")), "flags": 0,

@@ -174,8 +174,10 @@ class TestOtherPredictors:
         write_random(model, input=PredictorInput.ATTENTION, rank=32, share=1.0)
         assert logits_of(model, ffn_resident=0.4) == exact["drelu"]
 
-    def test_sequences_do_not_change_each_other(self, model: Path) -> None:
-        write_random(model, input=PredictorInput.ATTENTION, rank=32, share=0.4)
+    @pytest.mark.parametrize("last_rank", [0, 32, 96])
+    def test_sequences_do_not_change_each_other(self, model: Path, last_rank: int) -> None:
+        at = PredictorInput.ATTENTION
+        write_random(model, input=at, rank=32, share=0.4, last_rank=last_rank)
         prompts = [PROMPT, PROMPT[::-1], PROMPT[2:7]]
         settings = {"ffn_resident": 0.5, "max_sequences": 3, "mode": PREDICTED, "max_tokens": 3}
         with LocalEngine(model, **settings) as engine:

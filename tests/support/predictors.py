@@ -33,14 +33,25 @@ def write_oracle(model: Path) -> Path:
 
 
 def write_random(
-    model: Path, *, input: PredictorInput, rank: int, share: float, is_relu: bool = False
+    model: Path,
+    *,
+    input: PredictorInput,
+    rank: int,
+    share: float,
+    is_relu: bool = False,
+    last_rank: int | None = None,
 ) -> Path:
-    """Random matrices whose thresholds name about `share` of the neurons."""
+    """Random matrices whose thresholds name about `share` of the neurons.
+
+    The last layer's rank may be another one.
+    """
     ncf, rng = read_ncf(model), np.random.default_rng(7)
     spec = spec_of(ncf)
     info = PredictorInfo("random", input, is_relu, StorageType.Q8, StorageType.Q4, {})
     layers = []
-    for _ in range(spec.num_layers):
+    for layer in range(spec.num_layers):
+        if layer == spec.num_layers - 1 and last_rank is not None:
+            rank = last_rank
         fc1 = rng.standard_normal((rank, spec.d_model)).astype(np.float32) if rank else None
         fc2 = rng.standard_normal((spec.d_ff, rank or spec.d_model)).astype(np.float32)
         level = np.float32(-1e9 if share >= 1 else np.quantile(rng.standard_normal(999), 1 - share))
