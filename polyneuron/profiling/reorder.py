@@ -38,6 +38,7 @@ from polyneuron.io.predictor_file import (
 from polyneuron.io.profile_file import LayerProfile, Profile, profile_path, write_profile
 from polyneuron.io.section_range import SectionRange
 from polyneuron.model.ncf_spec import spec_of
+from polyneuron.model.spec import ModelSpec
 from polyneuron.profiling.layer_weights import TiledMatrix
 
 Order = NDArray[np.uint32]
@@ -55,6 +56,11 @@ def check_reorder(path: Path, output: Path, force: bool) -> None:
     check_output(output)
     if output.exists() and output.samefile(path):
         raise ConfigError(f"--reorder {output}: the model itself; give another name")
+    if profile_path(output).absolute() == profile_path(path).absolute():
+        raise ConfigError(
+            f"--reorder {output}: its profile would replace that of {path}; give a name that "
+            "differs before the suffix"
+        )
     if output.exists() and not force:
         raise ConfigError(f"--reorder {output}: exists; give another name, or --force")
     check_free_space({output: ncf.file_bytes})
@@ -74,6 +80,8 @@ def reorder_model(
     Raises ConfigError, FormatError or DeviceError naming the file.
     """
     ncf = read_ncf(path)
+    spec = spec_of(ncf)
+    predictors = _own_predictors(ncf, spec)
     orders = [layer.order for layer in profile.layers]
     plan = plan_reordered(ncf, orders)
     file = OutputFile(
@@ -85,8 +93,8 @@ def reorder_model(
     )
     write_output(file, force, progress)
     key = model_key(read_ncf(output).manifest)
-    if predictor_path(path).exists():
-        _reorder_predictors(ncf, orders, output, key)
+    if predictors is not None:
+        _reorder_predictors(predictors, orders, output, key, (spec.d_ff, spec.d_model))
     layers = tuple(permuted(layer) for layer in profile.layers)
     write_profile(profile_path(output), replace(profile, model_key=key, layers=layers))
 
@@ -151,11 +159,21 @@ def _permute(data: NDArray[np.uint8], section: NcfSection, order: Order) -> None
     bundles[:] = bundles[order]
 
 
-def _reorder_predictors(ncf: NcfFile, orders: list[Order], output: Path, key: str) -> None:
-    spec = spec_of(ncf)
-    shape = (spec.d_ff, spec.d_model)
-    old_key = model_key(ncf.manifest)
-    found = read_predictors(predictor_path(ncf.path), old_key, spec.num_layers, shape)
+def _own_predictors(ncf: NcfFile, spec: ModelSpec) -> PredictorFile | None:
+    """Those beside a file; None when there are none, or another model's."""
+    path = predictor_path(ncf.path)
+    if not path.exists():
+        return None
+    try:
+        shape = (spec.d_ff, spec.d_model)
+        return read_predictors(path, model_key(ncf.manifest), spec.num_layers, shape)
+    except ConfigError:
+        return None
+
+
+def _reorder_predictors(
+    found: PredictorFile, orders: list[Order], output: Path, key: str, shape: tuple[int, int]
+) -> None:
     layers = (
         LayerPredictor(layer.fc1, layer.fc2[order], layer.threshold[order])
         for layer, order in zip(stored_layers(found), orders, strict=True)

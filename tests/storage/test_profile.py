@@ -244,9 +244,23 @@ class TestReorder:
         assert first is not None and second is not None
         assert (second == first[profile.layers[0].order]).all()
 
+    def test_predictors_of_another_model_are_left_aside(self, made: Path, tmp_path: Path) -> None:
+        path = model_in(tmp_path)
+        make_profile(path, [token ^ 1 for token in TOKENS], None)
+        raw = predictor_path(made).read_bytes()
+        other = tmp_path / "other.ncf"
+        reorder_model(path, profile_of(path), other)
+        predictor_path(other).write_bytes(raw)  # of the file in its first order
+        make_profile(other, TOKENS, None)
+        reorder_model(other, profile_of(other), tmp_path / "last.ncf")
+        assert profile_path(tmp_path / "last.ncf").exists()
+        assert not predictor_path(tmp_path / "last.ncf").exists()
+
     def test_what_cannot_be_is_refused_first(self, made: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="the model itself"):
             check_reorder(made, made, True)
+        with pytest.raises(ConfigError, match="its profile would replace"):
+            check_reorder(made, made.with_suffix(".hot"), False)
         (tmp_path / "there.ncf").write_bytes(b"x")
         with pytest.raises(ConfigError, match="exists"):
             check_reorder(made, tmp_path / "there.ncf", False)
