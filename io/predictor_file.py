@@ -245,6 +245,8 @@ def read_predictors(path: Path, key: str, num_layers: int, shape: tuple[int, int
     )
     if len(ranks) != num_layers:
         fields.fail(f"has {len(ranks)} layers, the model has {num_layers}")
+    if any(rank % BLOCK_COLS for rank in ranks):
+        fields.fail(f"has ranks that are no multiples of {BLOCK_COLS}")
     for layer, rank in enumerate(ranks):
         for role, storage, rows, cols in _matrices(info, rank, shape):
             tensor = ncf.tensor(tensor_name(layer, role))

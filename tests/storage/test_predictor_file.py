@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from polyneuron.errors import ChecksumError, ConfigError, FormatError
+from polyneuron.io import predictor_file
 from polyneuron.io.ncf_reader import read_ncf
 from polyneuron.io.predictor_file import (
     LayerPredictor,
@@ -78,6 +79,20 @@ def test_another_shape_is_refused(tmp_path: Path, layers: int, shape: tuple[int,
     path = _write(tmp_path)
     with pytest.raises(FormatError, match=r"tiny\.predictors"):
         read_predictors(path, "a" * 64, layers, shape)
+
+
+def test_ranks_that_kernels_cannot_take_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predictor_file, "BLOCK_COLS", 1)
+    path = predictor_path(tmp_path / "tiny.ncf")
+    fc1, fc2 = np.ones((33, SHAPE[1]), np.float32), np.ones((SHAPE[0], 33), np.float32)
+    info = replace(INFO, fc2_type=StorageType.F32)
+    layer = LayerPredictor(fc1, fc2, np.zeros(SHAPE[0], np.float32))
+    write_predictors(path, "a" * 64, info, (33,), [layer], SHAPE)
+    monkeypatch.undo()
+    with pytest.raises(FormatError, match=r"tiny\.predictors: .*no multiples of 32"):
+        read_predictors(path, "a" * 64, 1, SHAPE)
 
 
 def test_damage_is_noticed(tmp_path: Path) -> None:
