@@ -16,6 +16,7 @@ from typing import Self
 
 from polyneuron.errors import DeviceError
 from polyneuron.io.piece_writer import partial_path
+from polyneuron.io.whole_file import write_whole
 from polyneuron.io.write_journal import open_locked
 from polyneuron.kernels.checksum import crc32c
 
@@ -115,14 +116,8 @@ class LayerJournal:
         self._write(self._end, head + record)
         os.fsync(self._fd)
         self._ends.append(self._end + FRAME.size + len(record))
-        fresh = self._state_path.with_name(self._state_path.name + ".new")
-        try:
-            head = STATE.pack(self._key, len(self._ends), crc32c(state), len(state))
-            fresh.write_bytes(head + state)
-            os.replace(fresh, self._state_path)
-        except OSError as error:
-            fresh.unlink(missing_ok=True)
-            raise DeviceError(f"{self.path}: cannot be written: {error.strerror}") from error
+        head = STATE.pack(self._key, len(self._ends), crc32c(state), len(state))
+        write_whole(self._state_path, head + state)
 
     def _write(self, offset: int, data: bytes) -> None:
         view = memoryview(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from polyneuron.errors import DeviceError
@@ -22,6 +23,9 @@ def write_whole(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(fresh, path)
         sync_folder(path.parent)
-    except OSError as error:
-        fresh.unlink(missing_ok=True)
+    except BaseException as error:  # Ctrl-C among them
+        with suppress(OSError):
+            fresh.unlink()
+        if not isinstance(error, OSError):
+            raise
         raise DeviceError(f"{path}: cannot be written: {error.strerror}") from error
