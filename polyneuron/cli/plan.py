@@ -17,7 +17,9 @@ from polyneuron.config import FeedForwardMode
 from polyneuron.sizes import show_size
 
 if TYPE_CHECKING:
+    from polyneuron.io.ncf_format import Layout
     from polyneuron.planning.budget import Budget
+    from polyneuron.planning.source import ModelSource
 
 PLAIN_WIDTH = 100
 
@@ -50,9 +52,9 @@ def plan(
     config = resolve_config(config, source.spec)
     limit = config.memory_bytes or HostMemory().default_budget()
     source, budget = fit_runnable(
-        source, config, limit, private_estimate(config), lambda layout: open_source(path, layout)
+        source, config, limit, private_estimate(config), lambda layout: _as_run(path, layout)
     )
-    rate = disk_rate(path) if budget.layout.is_streaming and source.can_stream else None
+    rate = disk_rate(source.path) if budget.layout.is_streaming and source.can_stream else None
     chosen = choose(source, config, budget, must_measure=output is not None)
     if output is not None:
         write_plan(Path(output), chosen, open_source(path))
@@ -64,6 +66,15 @@ def plan(
     console.print(table(budget))
     for line in [*promises(budget, rate, can_stream=source.can_stream), *chosen.lines()]:
         console.print(line, soft_wrap=True)
+
+
+def _as_run(path: Path, layout: Layout) -> ModelSource:
+    """A GGUF as what it becomes: the file in the cache, if it is there, with all beside it."""
+    from polyneuron.model.model_cache import converted
+    from polyneuron.planning.source import open_source
+
+    entry = converted(path, layout)
+    return open_source(path, layout) if entry is None else open_source(entry)
 
 
 def disk_rate(path: Path) -> float | None:

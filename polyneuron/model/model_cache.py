@@ -69,6 +69,12 @@ def cached_ncf(
     return entry
 
 
+def converted(path: Path, layout: Layout) -> Path | None:
+    """The entry of a GGUF that has been converted to `layout` before; None of another one."""
+    entry = entry_path(open_source(path), cache_folder(), layout)
+    return entry if entry.exists() and not _is_damaged(entry) else None
+
+
 def _is_damaged(entry: Path) -> bool:
     try:
         read_ncf(entry)

@@ -114,3 +114,17 @@ def test_silu_is_refused(tmp_path: Path, capsys: Captured) -> None:
         capsys, "-m", source, "--random-tokens", "64"
     )
     assert {path.name for path in tmp_path.iterdir()} == {"silu.gguf"}
+
+
+def test_plan_finds_what_lies_beside_a_converted_gguf(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    source = write_source(tmp_path, SPARSE)
+    words = ("plan", "-m", source, "--mode", "predicted", "--memory", "2GiB", "-c", "64", "--json")
+    assert run(*words) == 2
+    assert "make them with polyneuron profile" in capsys.readouterr().err
+    assert run("profile", "-m", source, "--random-tokens", "64") == 0
+    capsys.readouterr()
+    assert run(*words) == 0
+    assert json.loads(capsys.readouterr().out)["mode"] == "predicted"
