@@ -220,7 +220,10 @@ def read_predictors(path: Path, key: str, num_layers: int, shape: tuple[int, int
 
     Raises ConfigError when they are another model's, FormatError when they are none or damaged.
     """
-    ncf = read_ncf(path)
+    try:
+        ncf = read_ncf(path)
+    except FormatError as error:
+        raise FormatError(f"{error}; predictors are made anew by polyneuron profile") from None
     packed = ncf.manifest.metadata.get(METADATA_KEY)
     if ncf.manifest.source.format != SOURCE_FORMAT or not isinstance(packed, bytes):
         raise FormatError(f"{path}: not a file of predictors; make one with polyneuron profile")

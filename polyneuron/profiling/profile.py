@@ -26,6 +26,7 @@ from polyneuron.io.predictor_file import (
     write_predictors,
 )
 from polyneuron.io.profile_file import Profile, layer_of, profile_path, write_profile
+from polyneuron.kernels.quant import BLOCK_COLS
 from polyneuron.model.ncf_spec import spec_of
 from polyneuron.model.spec import ModelSpec
 from polyneuron.profiling.calibration import (
@@ -59,12 +60,17 @@ class Made:
     resumed_layers: int
 
 
-def check_predictable(ncf: NcfFile) -> None:
+def check_predictable(ncf: NcfFile, spec: ModelSpec) -> None:
     """ConfigError for a file that predicted mode cannot run."""
     if ncf.manifest.layout is not Layout.BUNDLES:
         raise ConfigError(
             f"{ncf.path}: predictors need bundles, and it keeps its feed-forward weights as tiles; "
             "convert its source with --layout bundles, or give --predictor none"
+        )
+    if spec.d_model % BLOCK_COLS:
+        raise ConfigError(
+            f"{ncf.path}: predictors need a width that is a multiple of {BLOCK_COLS}, and this one "
+            f"is {spec.d_model}; give --predictor none"
         )
 
 
@@ -86,10 +92,12 @@ def make_profile(
     spec = spec_of(ncf)
     check_sparse(path, spec)
     if settings is not None:
-        check_predictable(ncf)
+        check_predictable(ncf, spec)
     sequences = cut_sequences(tokens)
     output = profile_path(path)
     check_output(output)
+    if settings is not None:
+        check_output(predictor_path(path))
     with LayerJournal(output, _work_key(ncf, sequences, settings), on_wait) as journal:
         resumed = journal.num_layers
         calibration = _begin(ncf, spec, sequences, journal)

@@ -107,5 +107,5 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
 def test_a_model_file_is_no_predictor_file(tmp_path: Path) -> None:
     path = tmp_path / "other.predictors"
     path.write_bytes(b"NCF?" * 100)
-    with pytest.raises(FormatError, match=r"other\.predictors"):
+    with pytest.raises(FormatError, match=r"other\.predictors: .*anew by polyneuron profile"):
         read_predictors(path, "a" * 64, len(RANKS), SHAPE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,20 @@ class TestProfile:
             make_profile(path, TOKENS, SETTINGS)
         assert make_profile(path, TOKENS, None).predictors_path is None
         assert profile_path(path).exists() and not predictor_path(path).exists()
+
+    def test_what_is_in_the_way_is_named_first(self, tmp_path: Path) -> None:
+        path = model_in(tmp_path)
+        predictor_path(path).mkdir()
+        with pytest.raises(ConfigError, match=r"tiny\.predictors: a folder"):
+            make_profile(path, TOKENS, SETTINGS)
+        assert not profile_path(path).exists()
+
+    def test_a_width_that_no_block_fits_has_no_predictors(self, tmp_path: Path) -> None:
+        odd = replace(MODEL, d_model=80, num_heads=5, num_kv_heads=5, tensor_type="F16")
+        convert(write_source(tmp_path, odd), tmp_path / "odd.ncf", layout=Layout.BUNDLES)
+        with pytest.raises(ConfigError, match="multiple of 32, and this one is 80; give --pred"):
+            make_profile(tmp_path / "odd.ncf", TOKENS, SETTINGS)
+        assert make_profile(tmp_path / "odd.ncf", TOKENS, None).predictors_path is None
 
 
 class TestReading:
