@@ -68,7 +68,11 @@ FfnResident = Annotated[
 ]
 Mode = Annotated[
     FeedForwardMode,
-    option("--mode", panel=ENGINE, text="feed forward: every neuron, or those that are not zero"),
+    option(
+        "--mode",
+        panel=ENGINE,
+        text="feed forward: all neurons, those that are not zero, or those predicted (lossy)",
+    ),
 ]
 PlanPath = Annotated[
     str | None, option("--plan", panel=ENGINE, text="a file of polyneuron plan -o: how to run")

@@ -38,7 +38,7 @@ def plan(
     as_json: options.Json = False,
 ) -> None:
     """Show what stays in memory, what is read for each token, and how fast that can be."""
-    from polyneuron.cli.plan_choice import choose, expectations, write_plan
+    from polyneuron.cli.plan_choice import check_plan_output, choose, expectations, write_plan
     from polyneuron.config import EngineConfig
     from polyneuron.host_memory import HostMemory
     from polyneuron.model.locate import locate_model
@@ -46,6 +46,8 @@ def plan(
     from polyneuron.planning.source import open_source
 
     path = locate_model(model)
+    if output is not None:
+        check_plan_output(Path(output))
     source = open_source(path)
     wanted = options.budget(memory, ffn_resident, mode, model)
     config = EngineConfig(num_ctx=ctx_size, num_workers=threads, max_sequences=1, **wanted)

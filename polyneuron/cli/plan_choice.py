@@ -9,6 +9,7 @@ from typing import Any
 from polyneuron.cli.profile_device import say
 from polyneuron.config import EngineConfig
 from polyneuron.errors import ConfigError
+from polyneuron.io.piece_writer import check_output
 from polyneuron.io.whole_file import write_whole
 from polyneuron.measure.device_store import load_profile, measure_and_store
 from polyneuron.planning.budget import Budget
@@ -62,14 +63,19 @@ def choose(
     return Chosen(config, asked.cost, planner.plan())
 
 
-def write_plan(path: Path, chosen: Chosen, source: ModelSource) -> None:
-    """Write the plan; a file that is no plan is not replaced."""
-    assert chosen.plan is not None
+def check_plan_output(path: Path) -> None:
+    """Raise ConfigError where no plan can be written, before anything is measured."""
+    check_output(path)
     if path.exists():
         try:
             read_plan(path)
         except ConfigError:
             raise ConfigError(f"-o {path}: exists and is no plan; give another name") from None
+
+
+def write_plan(path: Path, chosen: Chosen, source: ModelSource) -> None:
+    """Write or replace the plan; `check_plan_output` comes before."""
+    assert chosen.plan is not None
     text = plan_text(chosen.plan, plan_file(chosen.plan, source, chosen.config.num_ctx))
     write_whole(path, text.encode())
 

@@ -96,8 +96,8 @@ class TestPlan:
     def test_no_such_folder(
         self, measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert run("plan", "-m", measured, *WORDS, "-o", tmp_path / "no" / "plan.toml") == 1
-        assert "No such file or directory" in capsys.readouterr().err
+        assert run("plan", "-m", measured, *WORDS, "-o", tmp_path / "no" / "plan.toml") == 2
+        assert "no: no such folder; make it first" in capsys.readouterr().err
 
 
 class TestRun:
