@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from polyneuron.actors.coordinator import Sequence, StepPlan
 from polyneuron.clock import MonotonicClock
-from polyneuron.config import Phase
+from polyneuron.config import FeedForwardMode, Phase
 from polyneuron.errors import EngineError, ProtocolError
 from polyneuron.kernels.arena import SPIN_LIMIT, Arena, StepFlag, StepStatus, Unit, monotonic_ns
 from polyneuron.kernels.neuron_cache import NeuronCache
@@ -165,8 +165,14 @@ class StepRunner:
                 blocks[target] = blocks[source]
 
     def _phase(self, plan: StepPlan) -> Phase:
-        """Which program computes a step: a prompt of a token or two need not stream every layer."""
-        few = len(plan.rows) <= self._layout.config.max_sequences
+        """Which program computes a step: a prompt of a token or two need not stream every layer.
+
+        Predicted mode, where programs differ in what they give, takes a single token: what a
+        request computes must not depend on how many others there is room for.
+        """
+        config = self._layout.config
+        is_lossy = config.mode is FeedForwardMode.PREDICTED
+        few = len(plan.rows) <= (1 if is_lossy else config.max_sequences)
         return Phase.DECODE if few else plan.phase
 
     def _program(self, plan: StepPlan) -> str:

@@ -174,6 +174,15 @@ class TestOtherPredictors:
         write_random(model, input=PredictorInput.ATTENTION, rank=32, share=1.0)
         assert logits_of(model, ffn_resident=0.4) == exact["drelu"]
 
+    def test_room_for_others_changes_no_prompt(self, model: Path) -> None:
+        write_random(model, input=PredictorInput.ATTENTION, rank=32, share=0.4)
+        got = []
+        for max_sequences in (1, 4):
+            with LocalEngine(model, mode=PREDICTED, max_sequences=max_sequences) as engine:
+                rows = engine.generate(PROMPT[:3], 3).logits
+                got.append([row.tobytes() for row in rows])
+        assert got[0] == got[1]
+
     @pytest.mark.parametrize("last_rank", [0, 32, 96])
     def test_sequences_do_not_change_each_other(self, model: Path, last_rank: int) -> None:
         at = PredictorInput.ATTENTION
