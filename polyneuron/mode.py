@@ -58,7 +58,10 @@ class Mode:
     def _residency(self) -> str:
         weights = show_size(self.source.weight_bytes)
         if not self.budget.layout.is_streaming:
-            return f"in memory {weights} of weights"
+            named = self.budget.layout.predictors
+            return f"in memory {weights} of weights" + (
+                f" · {named.info.kind} predictor" if named else ""
+            )
         if self.budget.cold_slots:
             return self._cached(weights)
         return (
@@ -85,10 +88,23 @@ class Mode:
         parts.append(f"flash {streamed}what a token misses")
         return " · ".join(parts)
 
+    def _predictors(self) -> dict[str, Any] | None:
+        """What names neurons; None where nothing does."""
+        if (found := self.budget.layout.predictors) is None:
+            return None
+        return {
+            "kind": found.info.kind,
+            "input": str(found.info.input),
+            "bytes": found.section.num_bytes,
+            "hot_clusters": list(self.config.hot_clusters),
+            "lookahead": self.config.lookahead,
+        }
+
     def as_dict(self) -> dict[str, Any]:
         """The same as data."""
         return {
             "mode": str(self.budget.mode),
+            "predictors": self._predictors(),
             "workers": self.config.num_workers,
             "npu": {"backend": "native", "threads": self.config.num_npu_threads, "modelled": True},
             "isa": self.isa,

@@ -58,6 +58,9 @@ static const int32_t *int_array(void *base, uint64_t offset) { return at(base, o
 void matmul_group(const struct step_op *op, int type, float *out, size_t out_stride,
                   const void *weight, size_t tiles, const char *x, size_t tokens) {
     int dense = takes_acts((uint32_t)type) || op->in_stride == op->cols * sizeof(float);
+    size_t packed = op->cols / BLOCK_COLS * sizeof(struct act_block);
+    assert(!takes_acts((uint32_t)type) || tokens == 1 || op->in_stride == packed);
+    (void)packed;
     if (dense) {
         matmul_tiles(type, out, out_stride, weight, tiles, op->cols, x, tokens);
         return;
