@@ -40,6 +40,11 @@ def check_regular_file(path: Path) -> None:
         raise FormatError(f"{path}: empty (0 bytes); fetch the file again")
 
 
+def beside(model: Path, suffix: str) -> Path:
+    """A file of another kind beside a model: in place of `.ncf`, else behind the whole name."""
+    return model.with_suffix(suffix) if model.suffix == ".ncf" else Path(f"{model}{suffix}")
+
+
 def is_ncf(path: Path) -> bool:
     """Whether a file begins as a neuron-cluster file does."""
     try:

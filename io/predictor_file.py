@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyneuron.errors import ConfigError, FormatError
+from polyneuron.io.file_kind import beside
 from polyneuron.io.ncf_fields import Fields
 from polyneuron.io.ncf_format import (
     EXTENT_BYTES,
@@ -104,7 +105,7 @@ class PredictorFile:
 
 def predictor_path(model: Path) -> Path:
     """Where a model's predictors are kept."""
-    return model.with_suffix(SUFFIX)
+    return beside(model, SUFFIX)
 
 
 def model_key(manifest: NcfManifest) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyneuron.errors import ChecksumError, ConfigError, FormatError, UnsupportedError
-from polyneuron.io.file_kind import check_regular_file
+from polyneuron.io.file_kind import beside, check_regular_file
 from polyneuron.io.ncf_fields import Fields
 from polyneuron.io.packed_arrays import pack_arrays, unpack_arrays
 from polyneuron.io.whole_file import write_whole
@@ -68,7 +68,7 @@ class Profile:
 
 def profile_path(model: Path) -> Path:
     """Where a model's profile is kept."""
-    return model.with_suffix(SUFFIX)
+    return beside(model, SUFFIX)
 
 
 def write_profile(path: Path, profile: Profile) -> None:

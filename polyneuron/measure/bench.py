@@ -119,7 +119,7 @@ def disk_speeds(engine: Engine) -> tuple[ProbeRow, ...]:
     layout, path = engine.layout, engine.source.path
     cases = [LAYER_READS] if layout.is_streaming else []
     if layout.bundles is not None and layout.has_neuron_cache:
-        cases.append(neuron_reads(path, layout.bundles.rows.slot_bytes))
+        cases.append(neuron_reads(path, layout.bundles.slot_rows.slot_bytes))
     if not cases or path.stat().st_size < LAYER_READS.read_bytes:
         return ()
     return probe_device(path, random.Random(SEED), cases=cases).rows

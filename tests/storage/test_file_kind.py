@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from polyneuron.errors import FormatError
+from polyneuron.io.file_kind import beside
 from polyneuron.io.gguf_file import read_header
 
 PICKLE = b"\x80\x02}q\x00."
@@ -82,3 +83,9 @@ def test_refusal_of_a_large_file_is_small(tmp_path: Path) -> None:
         [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True
     )
     assert int(result.stdout) * 1024 < 50 << 20
+
+
+def test_what_lies_beside_a_model() -> None:
+    assert beside(Path("a/m.ncf"), ".profile") == Path("a/m.profile")
+    assert beside(Path("llama-3.q4"), ".profile") == Path("llama-3.q4.profile")
+    assert beside(Path("llama-3.q8"), ".profile") == Path("llama-3.q8.profile")
