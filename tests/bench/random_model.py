@@ -18,7 +18,8 @@ from polyneuron.synth.shapes import shape_spec
 from polyneuron.synth.write import RECIPE, SynthSettings, synthesize
 
 DENSE = "mistral-7b"
-PROFILED_TOKENS = 2048
+PROFILED_TOKENS, KEPT, RANK = 2048, "0.98", "1024"
+"""What predictors of the sparse shape are fitted with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,8 @@ def ensure_predictors(model: RandomModel) -> None:
     """Profile a sparse model where that has not been done."""
     if not predictor_path(model.ncf).is_file():
         command = [sys.executable, "-m", "polyneuron", "profile", "-m", str(model.ncf)]
-        subprocess.run([*command, "--random-tokens", str(PROFILED_TOKENS)], check=True)
+        command += ["--random-tokens", str(PROFILED_TOKENS), "--recall", KEPT, "--rank", RANK]
+        subprocess.run(command, check=True)
 
 
 def note(line: str) -> None:
