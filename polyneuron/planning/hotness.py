@@ -54,14 +54,14 @@ class Hotness:
         rates = -np.sort(-np.asarray(gated, np.float64) / max(1, tokens), axis=1)
         return cls(_grouped(np.clip(rates, 0.0, 1.0)), active_share, is_measured=True)
 
-    def scaled(self, ratio: float) -> Self:
-        """The same neurons asked for `ratio` times as often, as by a predictor.
+    def scaled(self, ratio: float, cold_ratio: float) -> Self:
+        """The same neurons asked for so many times as often, as by a predictor.
 
-        Of the colder half none is asked for more often than it is needed: predictors' thresholds
-        count a read from the file ten times (docs/PROFILE.md).
+        The colder half has a ratio of its own: predictors' thresholds count a read from the file
+        ten times, so its neurons are named more rarely than they are needed (docs/PROFILE.md).
         """
         ratios = np.full(self.rates.shape[1], ratio)
-        ratios[len(ratios) // 2 :] = min(ratio, 1.0)
+        ratios[len(ratios) // 2 :] = cold_ratio
         return type(self)(np.minimum(1.0, self.rates * ratios), self.active_share, self.is_measured)
 
     def needed(self, batch: int = 1, begin: float = 0.0, end: float = 1.0) -> float:

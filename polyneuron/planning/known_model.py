@@ -24,7 +24,7 @@ from polyneuron.planning.work import mean_matrix, model_work
 
 TYPICAL_POSITIONS = 256
 """Of the context that attention looks back on in a step that is planned for."""
-USUAL_RECALL, USUAL_RATIO = 0.97, 1.6
+USUAL_RECALL, USUAL_RATIO, USUAL_COLD_RATIO = 0.97, 1.6, 0.5
 """Of predictors whose report does not say; predicted neurons by those that are needed."""
 
 
@@ -67,12 +67,14 @@ def predictor_work(file: PredictorFile, hotness: Hotness) -> PredictorWork:
     layers, report = len(file.ranks), file.info.report
     hidden = [t for t in file.tensors.values() if t.role == "predictor.fc1"]
     scores = [t for t in file.tensors.values() if t.role == "predictor.fc2"]
-    predicted = _mean_of(report, "predicted")
+    predicted, cold = _mean_of(report, "predicted"), _mean_of(report, "cold_predicted")
+    cold_needed = 2 * hotness.needed(1, 0.5)
     return PredictorWork(
         mean_matrix(hidden, layers) if hidden else None,
         mean_matrix(scores, layers),
         recall=_mean_of(report, "recall") or USUAL_RECALL,
         ratio=predicted / max(hotness.needed(), 1e-6) if predicted else USUAL_RATIO,
+        cold_ratio=cold / max(cold_needed, 1e-6) if cold is not None else USUAL_COLD_RATIO,
         is_early=file.info.input is PredictorInput.ATTENTION,
     )
 

@@ -63,6 +63,8 @@ class PredictorReport:
     rank: int
     predicted: float
     """Share of neurons named."""
+    cold_predicted: float
+    """Share of the less active half that is named: those are read from flash."""
     active: float
     """Share of neurons that contribute."""
     recall: float
@@ -147,9 +149,11 @@ def evaluate(
     total = float(contribution.sum(dtype=np.float64))
     d_ff, d_model = len(predictor.fc2), x.shape[1]
     rank = predictor.rank
+    cold = neuron_costs(contributions(sample)[: apart.start]) > 1.0
     return PredictorReport(
         rank=rank,
         predicted=float(named.mean()),
+        cold_predicted=float(named[:, cold].mean()),
         active=float(active.mean()),
         recall=both / max(1, int(np.count_nonzero(active))),
         kept=float(contribution[named].sum(dtype=np.float64)) / total if total else 1.0,

@@ -56,11 +56,6 @@ def check_reorder(path: Path, output: Path, force: bool) -> None:
     check_output(output)
     if output.exists() and output.samefile(path):
         raise ConfigError(f"--reorder {output}: the model itself; give another name")
-    if profile_path(output).absolute() == profile_path(path).absolute():
-        raise ConfigError(
-            f"--reorder {output}: its profile would replace that of {path}; give a name that "
-            "differs before the suffix"
-        )
     if output.exists() and not force:
         raise ConfigError(f"--reorder {output}: exists; give another name, or --force")
     check_free_space({output: ncf.file_bytes})

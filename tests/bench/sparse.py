@@ -1,7 +1,8 @@
 """Sparse decode beside llama.cpp: `python -m tests.bench.sparse [PART …]` (DESIGN §16, 3 to 9).
 
 The model is a synthetic Bamboo-7B, hottest neurons first, with predictors fitted on random tokens
-to keep 98 % of all activation; llama.cpp runs its dense twin. Each row names its command's figures, so that it can be repeated.
+to keep 98 % of all activation; llama.cpp runs its dense twin. Each row names its command's
+figures, so that it can be repeated.
 """
 
 from __future__ import annotations
