@@ -116,8 +116,8 @@ def ladder() -> Iterator[Verdict]:
     before = dense
     with tempfile.TemporaryDirectory(prefix="polyneuron-") as folder:
         path = Path(folder) / "plan.toml"
-        polyneuron("plan", "-m", str(model.ncf), "-t", "2", "--memory", LIMIT, *HALF, *PREDICTED,
-                   "-o", str(path))  # fmt: skip
+        polyneuron("plan", "-m", str(model.ncf), "-t", "2", "-c", "64", "--memory", LIMIT,
+                   *HALF, *PREDICTED, "-o", str(path))  # fmt: skip
         plan = path.read_text()
         for name, (changes, num_tokens) in LADDER.items():
             path.write_text(changed(plan, changes))
