@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,6 +217,18 @@ def io_parts(io: RequestIo) -> list[str]:
     return [*parts, f"waited for it {io.critical_path_share:.0%} of the time"]
 
 
+def hot_changes(
+    config: EngineConfig, batch_sizes: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """From which token on how many clusters of each layer were hot: the decode program changed."""
+    changes: list[tuple[int, int]] = []
+    for index, size in batch_sizes:
+        hot = config.hot_for(size)
+        if not changes or changes[-1][1] != hot:
+            changes.append((index, hot))
+    return changes
+
+
 def as_object(engine: Engine, completion: Completion) -> dict[str, Any]:
     """The `run --json` object; null where nothing was measured."""
     memory = engine.memory()
@@ -227,6 +239,7 @@ def as_object(engine: Engine, completion: Completion) -> dict[str, Any]:
         "finish_reason": completion.finish_reason,
         "best_of": completion.best_of.as_dict() if completion.best_of else None,
         "batch_sizes": completion.batch_sizes,
+        "hot_clusters": hot_changes(engine.config, completion.batch_sizes),
         "logits_sha256": completion.logits_sha256,
         "timings": completion.timings.as_dict(),
         "memory": {
