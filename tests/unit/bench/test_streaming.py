@@ -57,8 +57,9 @@ def test_sparse_race_is_held_against_three_bars(asked: list[str]) -> None:
     assert {row: (v.measured, v.verdict) for row, v in found.items()} == {
         "4": ("9.00x", "met"), "8": ("1.30", "met"), "9": ("20.0%", "not met"),
     }  # fmt: skip
-    assert "cache/random-bamboo-7b-q4.ncf" in asked
-    assert asked[asked.index("--peer-model") + 1] == "cache/random-bamboo-7b-q4.gguf"
+    model = RandomModel("bamboo-7b", Path("cache"))
+    assert str(model.ncf) in asked
+    assert asked[asked.index("--peer-model") + 1] == str(model.gguf)
     assert asked.count("--memory") == 2  # the longer run has the same limits
 
 
