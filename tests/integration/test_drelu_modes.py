@@ -23,6 +23,7 @@ from polyneuron.model.tokenizer import Tokenizer
 from tests.support.counting_reference import CountingReference
 from tests.support.local_engine import GREEDY, LocalEngine
 from tests.support.models import DRELU, NO_DRELU
+from tests.support.predictors import write_oracle
 
 pytestmark = pytest.mark.skipif(not DRELU.exists(), reason=NO_DRELU)
 
@@ -85,6 +86,21 @@ class TestOneResult:
         path = files[Layout.BUNDLES]
         got = logits_of(path, tokens, mode=EXACT, ffn_resident=share, num_workers=num_workers)
         assert got == resident[Layout.BUNDLES]
+
+    def test_a_perfect_predictor_equals_exact(
+        self,
+        files: dict[Layout, Path],
+        tokens: list[int],
+        resident: dict[Layout, list[str]],
+    ) -> None:
+        path = files[Layout.BUNDLES]
+        predictors = write_oracle(path)
+        try:
+            for share in (0.3, 0.8, None):
+                got = logits_of(path, tokens, mode=FeedForwardMode.PREDICTED, ffn_resident=share)
+                assert got == resident[Layout.BUNDLES]
+        finally:
+            predictors.unlink()
 
     @pytest.mark.parametrize("layout", list(Layout))
     @pytest.mark.parametrize("share", [0.1, 0.8])
