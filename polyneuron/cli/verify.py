@@ -14,6 +14,7 @@ from polyneuron.cli.progress import LoadProgress
 from polyneuron.io.file_kind import is_ncf
 from polyneuron.io.gguf_file import check_supported, read_header
 from polyneuron.io.ncf_reader import read_ncf
+from polyneuron.io.predictor_file import SOURCE_FORMAT as PREDICTORS
 from polyneuron.model.architecture import describe
 from polyneuron.model.locate import locate_model
 from polyneuron.model.ncf_spec import spec_of
@@ -33,9 +34,10 @@ def verify(
 
 
 def verify_ncf(path: Path) -> dict[str, Any]:
-    """Head, model and every extent of every section."""
+    """Head, model (of predictors there is none) and every extent of every section."""
     ncf = read_ncf(path)
-    spec_of(ncf)
+    if ncf.manifest.source.format != PREDICTORS:
+        spec_of(ncf)
     total, done = ncf.file_bytes - ncf.data_offset, 0
     with LoadProgress("checking") as progress:
 

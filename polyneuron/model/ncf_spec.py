@@ -9,6 +9,7 @@ from polyneuron.io.gguf_values import quoted
 from polyneuron.io.ncf_fields import Fields
 from polyneuron.io.ncf_format import NcfTensor, SectionKind
 from polyneuron.io.ncf_reader import NcfFile
+from polyneuron.io.predictor_file import SOURCE_FORMAT as PREDICTORS
 from polyneuron.kernels.gemv import FeedForwardKind, RopeLayout
 from polyneuron.model.spec import ModelSpec, RopeScaling, RopeSpec, YarnSpec, tensor_shapes
 
@@ -35,6 +36,10 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 def spec_of(ncf: NcfFile) -> ModelSpec:
     """The description in a file, checked against the file's tensors."""
+    if ncf.manifest.source.format == PREDICTORS:
+        raise FormatError(
+            f"{ncf.path}: a model's predictors, not a model; give the .ncf file they lie beside"
+        )
     spec = _spec(Fields(str(ncf.path), "the manifest's spec", dict(ncf.manifest.spec)), ncf)
     expected = tensor_shapes(spec)
     missing = [name for name in expected if name not in ncf.by_name]

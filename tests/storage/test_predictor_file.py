@@ -18,6 +18,7 @@ from polyneuron.io.predictor_file import (
     write_predictors,
 )
 from polyneuron.kernels.quant import StorageType, pack_tiles_from_f32, pack_tiles_q1
+from tests.support.program import run
 from tests.support.tiny_ncf import stored
 
 SHAPE = (96, 64)  # d_ff, d_model
@@ -109,3 +110,11 @@ def test_a_model_file_is_no_predictor_file(tmp_path: Path) -> None:
     path.write_bytes(b"NCF?" * 100)
     with pytest.raises(FormatError, match=r"other\.predictors: .*anew by polyneuron profile"):
         read_predictors(path, "a" * 64, len(RANKS), SHAPE)
+
+
+def test_it_is_verified_and_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = _write(tmp_path)
+    assert run("verify", str(path)) == 0
+    assert "ok: header, manifest" in capsys.readouterr().out
+    assert run("plan", "-m", str(path)) == 2
+    assert "a model's predictors, not a model; give the .ncf file" in capsys.readouterr().err
