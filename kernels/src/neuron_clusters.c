@@ -34,15 +34,21 @@ static struct cluster cluster_of(void *base, const struct step_op *op, uint32_t 
     return c;
 }
 
+/* A cluster's tiles times all input rows -> hidden rows. */
+static void multiply_tiles(void *base, const struct step_op *op, const struct step_params *step,
+                           const struct cluster *c) {
+    size_t bytes = tile_bytes((int)op->weight_type, op->cols);
+    matmul_group(op, (int)op->weight_type, hidden_row(base, op, 0) + c->first,
+                 op->out_stride / sizeof(float),
+                 at(base, op->weight + c->first / TILE_ROWS * bytes),
+                 ceil_div(c->num, TILE_ROWS), input_row(base, op, 0), step->num_tokens);
+}
+
 /* The values that decide (gate, or up where there is none) of a cluster -> hidden rows. */
 static void decide(void *base, const struct step_op *op, const struct step_params *step,
                    const struct cluster *c) {
     if (op->flags & OPF_GATE_TILES) {
-        size_t bytes = tile_bytes((int)op->weight_type, op->cols);
-        matmul_group(op, (int)op->weight_type, hidden_row(base, op, 0) + c->first,
-                     op->out_stride / sizeof(float),
-                     at(base, op->weight + c->first / TILE_ROWS * bytes),
-                     ceil_div(c->num, TILE_ROWS), input_row(base, op, 0), step->num_tokens);
+        multiply_tiles(base, op, step, c);
     } else {
         uint64_t rows = op->up_weight + (uint64_t)(c->first - op->first_neuron) * op->row_stride;
         for (uint32_t t = 0; t < step->num_tokens; t++)
@@ -127,6 +133,12 @@ static void find_rows(void *base, const struct step_op *op, const struct step_pa
         c->work->num_late += (c->place[i] & SLOT_LATE) != 0;
 }
 
+static void add_bias_of(void *base, uint64_t bias, const uint32_t *neuron, float *values,
+                        uint32_t n) {
+    for (uint32_t i = 0; bias && i < n; i++)
+        values[i] += ((const float *)at(base, bias))[neuron[i]];
+}
+
 /* Coefficients of the active neurons for one token: act(gate, up). */
 static void coefficients(void *base, const struct step_op *op, const struct cluster *c,
                          uint32_t token, float *coef) {
@@ -141,20 +153,16 @@ static void coefficients(void *base, const struct step_op *op, const struct clus
     }
     dot_rows((int)op->up_type, up, at(base, op->up_weight + op->up_row), op->row_stride, c->place,
              n, op->cols, input_row(base, op, token));
-    const float *bias = op->up_bias ? at(base, op->up_bias) : NULL;
-    for (uint32_t i = 0; bias && i < n; i++)
-        up[i] += bias[c->active[i]];
+    add_bias_of(base, op->up_bias, c->active, up, n);
     feed_forward_act((int)op->activation, coef, deciding, up, n);
 }
 
-/* Up and down of the active neurons, whose rows are all here -> the cluster's partial sums. */
+/* Up and down of the active neurons -> the cluster's partial sums. */
 static void compute_active(void *base, const struct step_op *op, const struct step_params *step,
                            const struct cluster *c) {
     float coef[MAX_CLUSTER_NEURONS];
     uint32_t place[MAX_CLUSTER_NEURONS], n = c->work->num_active;
     uint64_t active = 0;
-    for (uint32_t i = 0; i < n; i++)
-        c->place[i] &= ~(uint32_t)SLOT_LATE;
     for (uint32_t t = 0; n && t < step->num_tokens; t++) {
         coefficients(base, op, c, t, coef);
         memcpy(place, c->place, n * sizeof *place);
@@ -175,12 +183,6 @@ static uint32_t predicted_for(void *base, const struct step_op *op, const struct
         n += score[c->active[i]] > 0.0f;
     }
     return n;
-}
-
-static void add_bias_of(void *base, uint64_t bias, const uint32_t *neuron, float *values,
-                        uint32_t n) {
-    for (uint32_t i = 0; bias && i < n; i++)
-        values[i] += ((const float *)at(base, bias))[neuron[i]];
 }
 
 /* Keep the neurons whose gate is above zero. */
@@ -224,20 +226,18 @@ static void compute_token(void *base, const struct step_op *op, const struct ste
     count_activity(&activity->active, n);
 }
 
-static void compute_predicted(void *base, const struct step_op *op, const struct step_params *step,
-                              const struct cluster *c) {
-    for (uint32_t i = 0; i < c->work->num_active; i++)
-        c->place[i] &= ~(uint32_t)SLOT_LATE;
-    for (uint32_t t = 0; c->work->num_active && t < step->num_tokens; t++)
-        compute_token(base, op, step, c, t);
-}
-
+/* All that is left of a cluster whose rows are all here. */
 static void compute(void *base, const struct step_op *op, const struct step_params *step,
                     const struct cluster *c) {
-    if (op->flags & OPF_PREDICTED)
-        compute_predicted(base, op, step, c);
-    else
+    uint32_t n = c->work->num_active;
+    for (uint32_t i = 0; i < n; i++)
+        c->place[i] &= ~(uint32_t)SLOT_LATE;
+    if (!(op->flags & OPF_PREDICTED)) {
         compute_active(base, op, step, c);
+        return;
+    }
+    for (uint32_t t = 0; n && t < step->num_tokens; t++)
+        compute_token(base, op, step, c, t);
 }
 
 /* Whether all rows of a cluster whose reads were ordered earlier have landed by now. */
@@ -255,11 +255,7 @@ void run_predict(void *base, const struct step_op *op, const struct step_params 
     struct layer_activity *activity = at(base, op->activity);
     for (uint32_t unit = first; unit < last; unit++) {
         struct cluster c = cluster_of(base, op, unit);
-        size_t bytes = tile_bytes((int)op->weight_type, op->cols);
-        matmul_group(op, (int)op->weight_type, hidden_row(base, op, 0) + c.first,
-                     op->out_stride / sizeof(float),
-                     at(base, op->weight + c.first / TILE_ROWS * bytes),
-                     ceil_div(c.num, TILE_ROWS), input_row(base, op, 0), step->num_tokens);
+        multiply_tiles(base, op, step, &c);
         const float *threshold = (const float *)at(base, op->bias) + c.first;
         for (uint32_t t = 0; t < step->num_tokens; t++) {
             float *score = hidden_row(base, op, t) + c.first;
