@@ -11,7 +11,15 @@ import numpy as np
 
 from polyneuron.errors import FormatError
 from polyneuron.io.file_kind import NCF_MAGIC
-from polyneuron.io.ncf_format import HEADER, VERSION, NcfManifest, NcfSection
+from polyneuron.io.ncf_format import (
+    HEADER,
+    HEADER_BYTES,
+    PAGE_BYTES,
+    VERSION,
+    NcfManifest,
+    NcfSection,
+    round_up,
+)
 from polyneuron.io.ncf_manifest import encode_manifest
 from polyneuron.io.ncf_reader import read_ncf
 from polyneuron.io.piece_writer import PieceWriter
@@ -30,6 +38,22 @@ class NcfPlan:
         """Names what will be written; `recipe` says what else decides how it is cut into pieces."""
         packed = encode_manifest(self.manifest, self.data_offset)
         return hashlib.sha256(packed + recipe.encode()).digest()
+
+
+def laid_out(manifest: NcfManifest) -> NcfPlan:
+    """The file of a manifest: its sections one behind another, whatever offsets they have now.
+
+    Their checksums become zeros.
+    """
+    placed, end = [], 0
+    for section in manifest.sections:
+        sums = np.zeros(section.num_extents, np.uint32)
+        placed.append(replace(section, offset=end, checksums=sums))
+        end += section.num_bytes
+    packed = encode_manifest(replace(manifest, sections=tuple(placed)), 0)
+    data_offset = round_up(HEADER_BYTES + len(packed), PAGE_BYTES)
+    sections = tuple(replace(s, offset=data_offset + s.offset) for s in placed)
+    return NcfPlan(replace(manifest, sections=sections), data_offset, data_offset + end)
 
 
 def is_planned(output: Path, plan: NcfPlan) -> bool:

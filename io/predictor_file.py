@@ -22,8 +22,6 @@ from polyneuron.errors import ConfigError, FormatError
 from polyneuron.io.file_kind import beside
 from polyneuron.io.ncf_fields import Fields
 from polyneuron.io.ncf_format import (
-    EXTENT_BYTES,
-    HEADER_BYTES,
     LINE_BYTES,
     PAGE_BYTES,
     Layout,
@@ -38,7 +36,7 @@ from polyneuron.io.ncf_format import (
 from polyneuron.io.ncf_manifest import encode_manifest
 from polyneuron.io.ncf_pieces import MadePiece
 from polyneuron.io.ncf_reader import read_ncf
-from polyneuron.io.ncf_writer import NcfPlan, NcfWriter
+from polyneuron.io.ncf_writer import NcfPlan, NcfWriter, laid_out
 from polyneuron.io.output_file import OutputFile, Progress, write_output
 from polyneuron.kernels.quant import BLOCK_COLS, StorageType, pack_tiles_from_f32
 
@@ -162,15 +160,10 @@ def _plan(key: str, info: PredictorInfo, ranks: Sequence[int], shape: tuple[int,
         "fc1_type": info.fc1_type.name.lower(), "fc2_type": info.fc2_type.name.lower(),
         "ranks": np.array(ranks, "<u4").tobytes(), "report": dict(info.report),
     }  # fmt: skip
-    sums = np.zeros(-(-num_bytes // EXTENT_BYTES), np.uint32)
-    section = NcfSection(SECTION, SectionKind.FIXED, 0, num_bytes, sums)
+    section = NcfSection(SECTION, SectionKind.FIXED, 0, num_bytes, np.zeros(0, np.uint32))
     metadata = {METADATA_KEY: msgpack.packb(head)}
     source = NcfSource(SOURCE_FORMAT, num_bytes, key)
-    manifest = NcfManifest(Layout.TILES, {}, metadata, source, (section,), tuple(tensors))
-    data_offset = round_up(HEADER_BYTES + len(encode_manifest(manifest, 0)), PAGE_BYTES)
-    placed = NcfSection(SECTION, SectionKind.FIXED, data_offset, num_bytes, sums)
-    manifest = NcfManifest(Layout.TILES, {}, metadata, source, (placed,), tuple(tensors))
-    return NcfPlan(manifest, data_offset, data_offset + num_bytes)
+    return laid_out(NcfManifest(Layout.TILES, {}, metadata, source, (section,), tuple(tensors)))
 
 
 def _matrices(

@@ -1,7 +1,6 @@
 """Where everything will lie in a neuron-cluster file: computed from the source's header alone."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,6 @@ from numpy.typing import NDArray
 from polyneuron.errors import ConfigError
 from polyneuron.io.gguf_file import GgufHeader, GgufTensor
 from polyneuron.io.ncf_format import (
-    EXTENT_BYTES,
-    HEADER_BYTES,
     LINE_BYTES,
     PAGE_BYTES,
     Layout,
@@ -25,8 +22,7 @@ from polyneuron.io.ncf_format import (
     round_up,
     stored_bytes,
 )
-from polyneuron.io.ncf_manifest import encode_manifest
-from polyneuron.io.ncf_writer import NcfPlan
+from polyneuron.io.ncf_writer import NcfPlan, laid_out
 from polyneuron.io.pack import storage_type
 from polyneuron.kernels.gemv import FeedForwardKind
 from polyneuron.kernels.quant import BLOCK_COLS, StorageType
@@ -106,13 +102,7 @@ def plan_ncf(
         sections=tuple(planner.sections),
         tensors=tuple(planner.tensors),
     )
-    head = HEADER_BYTES + len(encode_manifest(manifest, 0))
-    data_offset = round_up(head, PAGE_BYTES)
-    sections = tuple(
-        replace(section, offset=section.offset + data_offset) for section in planner.sections
-    )
-    manifest = replace(manifest, sections=sections)
-    return NcfPlan(manifest, data_offset, data_offset + planner.end)
+    return laid_out(manifest)
 
 
 def plan_gguf(
@@ -158,7 +148,6 @@ class _Planner:
         self.order = order
         self.sections: list[NcfSection] = []
         self.tensors: list[NcfTensor] = []
-        self.end = 0
 
     def lay_out(self) -> None:
         """The fixed section, then one for each layer."""
@@ -195,7 +184,8 @@ class _Planner:
             offset = round_up(offset, LINE_BYTES)
             self._add(name, storage, (rows, cols), offset, num_bytes)
             offset += num_bytes
-        self._close(NcfSection(section, kind, self.end, round_up(offset, PAGE_BYTES), _NONE))
+        num_bytes = round_up(offset, PAGE_BYTES)
+        self.sections.append(NcfSection(section, kind, 0, num_bytes, _NOT_YET))
 
     def _bundles(self, layer_id: int, names: Iterable[str]) -> None:
         """One bundle for each neuron."""
@@ -213,7 +203,8 @@ class _Planner:
         num_bytes = round_up(d_ff * shape.bundle_bytes, PAGE_BYTES)
         kind = SectionKind.BUNDLES
         ids = self.order.get(layer_id)
-        self._close(NcfSection(f"layer.{layer_id}", kind, self.end, num_bytes, _NONE, shape, ids))
+        section = NcfSection(f"layer.{layer_id}", kind, 0, num_bytes, _NOT_YET, shape, ids)
+        self.sections.append(section)
 
     def _add(
         self,
@@ -231,14 +222,9 @@ class _Planner:
         )  # fmt: skip
         self.tensors.append(tensor)
 
-    def _close(self, section: NcfSection) -> None:
-        num_extents = -(-section.num_bytes // EXTENT_BYTES)
-        checksums = np.zeros(num_extents, np.uint32)
-        self.sections.append(replace(section, checksums=checksums))
-        self.end += section.num_bytes
 
-
-_NONE = np.zeros(0, np.uint32)
+_NOT_YET = np.zeros(0, np.uint32)
+"""Checksums of a section that has no place yet."""
 
 
 def layer_and_role(name: str) -> tuple[int | None, str]:

@@ -11,19 +11,10 @@ from numpy.typing import NDArray
 
 from polyneuron.errors import ConfigError
 from polyneuron.io.file_device import open_device
-from polyneuron.io.ncf_format import (
-    EXTENT_BYTES,
-    HEADER_BYTES,
-    PAGE_BYTES,
-    Layout,
-    NcfManifest,
-    NcfSection,
-    round_up,
-)
-from polyneuron.io.ncf_manifest import encode_manifest
+from polyneuron.io.ncf_format import EXTENT_BYTES, Layout, NcfSection
 from polyneuron.io.ncf_pieces import MadePiece
 from polyneuron.io.ncf_reader import NcfFile, read_ncf
-from polyneuron.io.ncf_writer import NcfPlan, NcfWriter, is_planned, stripped
+from polyneuron.io.ncf_writer import NcfPlan, NcfWriter, is_planned, laid_out, stripped
 from polyneuron.io.output_file import OutputFile, Progress, write_output
 from polyneuron.io.piece_writer import check_free_space, check_output
 from polyneuron.io.predictor_file import (
@@ -110,27 +101,13 @@ def permuted(layer: LayerProfile) -> LayerProfile:
 def plan_reordered(ncf: NcfFile, orders: list[Order]) -> NcfPlan:
     """Lay the file out as the old one, with the neurons' numbers beside each layer."""
     fixed, *layers = ncf.sections
-    named = [fixed, *map(_renumbered, layers, orders)]
-    manifest = _placed(ncf.manifest, named, 0)
-    data_offset = round_up(HEADER_BYTES + len(encode_manifest(manifest, 0)), PAGE_BYTES)
-    manifest = _placed(ncf.manifest, named, data_offset)
-    last = manifest.sections[-1]
-    return NcfPlan(manifest, data_offset, last.offset + last.num_bytes)
+    sections = (fixed, *map(_renumbered, layers, orders))
+    return laid_out(replace(ncf.manifest, sections=sections))
 
 
 def _renumbered(section: NcfSection, order: Order) -> NcfSection:
     ids = section.neuron_ids
     return replace(section, neuron_ids=order if ids is None else ids[order])
-
-
-def _placed(manifest: NcfManifest, sections: list[NcfSection], offset: int) -> NcfManifest:
-    """Sections one behind the other from `offset` on, their checksums not known."""
-    placed = []
-    for section in sections:
-        sums = np.zeros_like(section.checksums)
-        placed.append(replace(section, offset=offset, checksums=sums))
-        offset += section.num_bytes
-    return replace(manifest, sections=tuple(placed))
 
 
 def _pieces(ncf: NcfFile, orders: list[Order], first: int) -> Iterator[MadePiece]:
