@@ -54,8 +54,7 @@ def _place_predicted(
 ) -> BundlePlan:
     """Whole bundles: pinned clusters of every layer, the others in slots."""
     whole = rows.whole()
-    pinned = min(residency.pinned_clusters * rows.cluster_neurons, rows.num_neurons)
-    num_bytes = pinned * whole.slot_bytes
+    num_bytes = rows.neurons_in(residency.pinned_clusters) * whole.slot_bytes
     allocator.region("hot", [(f"rows.{i}", num_bytes) for i in range(len(sections)) if num_bytes])
     slots = _place_cold(allocator, whole, residency, bool(residency.cold_slots))
     layers = [

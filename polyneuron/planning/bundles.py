@@ -116,6 +116,10 @@ class NeuronRows:
             for first in range(begin, self.num_neurons, step)
         ]
 
+    def neurons_in(self, num_clusters: int) -> int:
+        """Neurons of a layer's first clusters."""
+        return min(num_clusters * self.cluster_neurons, self.num_neurons)
+
     def whole(self) -> NeuronRows:
         """The same bundles in slots that hold the deciding row too."""
         return replace(self, read_begin=0, slot_bytes=self.read_begin + self.slot_bytes)
@@ -251,7 +255,7 @@ class BundlePlan:
     @property
     def pinned_neurons(self) -> int:
         """Predicted mode: neurons of each layer, from the first on, whose bundles stay."""
-        return min(self.pinned_clusters * self.rows.cluster_neurons, self.rows.num_neurons)
+        return self.rows.neurons_in(self.pinned_clusters)
 
     @property
     def resident_bytes(self) -> int:

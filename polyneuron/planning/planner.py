@@ -162,8 +162,8 @@ class Planner:
         batch: int = 1,
     ) -> Choice:
         """A way to run in that memory, and its cost."""
-        bundles, rows = budget.layout.bundles, self.model.work.rows
-        hot = min(hot_clusters * rows.cluster_neurons, rows.num_neurons) if rows else 0
+        bundles = budget.layout.bundles
+        hot = bundles.rows.neurons_in(hot_clusters) if bundles else 0
         is_looking_ahead = is_looking_ahead and self._can_look_ahead(str(budget.mode))
         knobs = Knobs(
             str(budget.mode), budget.layout.config.num_workers, queue_depth, budget.num_resident,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from polyneuron.io.predictor_file import PredictorInput, tensor_name
+from polyneuron.io.predictor_file import PredictorFile, PredictorInput, tensor_name
 from polyneuron.kernels.arena import OpFlag, OpKind
 from polyneuron.planning.bundles import BundlePlan
 from polyneuron.planning.layout import WeightPlace, act_bytes
@@ -30,12 +30,13 @@ def predictor_readers(compiler: Compiler, layer: int, at: PredictorInput) -> lis
 
 def add_predictor(compiler: Compiler, layer: int, at: PredictorInput) -> None:
     """What of a layer's predictor is computed where its normed input is."""
-    if not predictor_readers(compiler, layer, at):
+    predictors = compiler.predictors
+    if predictors is None or predictors.info.input is not at:
         return
-    if compiler.layout.predictors and compiler.layout.predictors.ranks[layer]:
-        _add_hidden(compiler, layer)
+    if predictors.ranks[layer]:
+        _add_hidden(compiler, predictors, layer)
     if compiler.layout.config.lookahead or at is PredictorInput.FFN:
-        _add_prediction(compiler, layer)
+        _add_prediction(compiler, predictors, layer)
 
 
 def add_late_prediction(compiler: Compiler, layer: int) -> None:
@@ -43,7 +44,7 @@ def add_late_prediction(compiler: Compiler, layer: int) -> None:
     predictors = compiler.predictors
     assert predictors is not None
     if predictors.info.input is PredictorInput.ATTENTION and not compiler.layout.config.lookahead:
-        _add_prediction(compiler, layer)
+        _add_prediction(compiler, predictors, layer)
 
 
 def _hidden_acts(compiler: Compiler, rank: int, prefix: str) -> dict[str, Any]:
@@ -51,10 +52,8 @@ def _hidden_acts(compiler: Compiler, rank: int, prefix: str) -> dict[str, Any]:
     return compiler.buffer("predicted_acts", prefix) | {f"{prefix}_stride": act_bytes(rank)}
 
 
-def _add_hidden(compiler: Compiler, layer: int) -> None:
+def _add_hidden(compiler: Compiler, predictors: PredictorFile, layer: int) -> None:
     """The values between a predictor's matrices."""
-    predictors = compiler.predictors
-    assert predictors is not None
     fc1 = compiler.weight(tensor_name(layer, "fc1"))
     compiler.matmul(layer, fc1, "normed", **compiler.buffer("predicted"))
     compiler.add(
@@ -72,14 +71,12 @@ def _predicted_runs(compiler: Compiler, bundles: BundlePlan, layer: int) -> list
 
 
 def _hot_neurons(compiler: Compiler, bundles: BundlePlan) -> int:
-    hot = compiler.hot_clusters * bundles.rows.cluster_neurons
-    return min(hot, bundles.pinned_neurons)
+    return min(bundles.rows.neurons_in(compiler.hot_clusters), bundles.pinned_neurons)
 
 
-def _add_prediction(compiler: Compiler, layer: int) -> None:
+def _add_prediction(compiler: Compiler, predictors: PredictorFile, layer: int) -> None:
     """Name the neurons to compute and order what is missing of them."""
-    predictors, bundles = compiler.predictors, compiler.layout.bundles
-    assert predictors is not None
+    bundles = compiler.layout.bundles
     assert bundles is not None
     fc2 = compiler.weight(tensor_name(layer, "fc2"))
     rank = predictors.ranks[layer]

@@ -138,5 +138,5 @@ def _row_work(rows: NeuronRows) -> RowWork:
         up_row=row_bytes(rows.up_type, rows.cols) if has_gate else 0,
         down_row=row_bytes(rows.down_type, rows.cols),
         slot_bytes=rows.slot_bytes,
-        whole_bytes=rows.read_begin + rows.slot_bytes,
+        whole_bytes=rows.whole().slot_bytes,
     )
