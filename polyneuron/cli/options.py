@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from polyneuron.config import FeedForwardMode, env_name
+from polyneuron.config import EngineConfig, FeedForwardMode, env_name
 from polyneuron.errors import ConfigError
 from polyneuron.model.locate import locate_model
 from polyneuron.model.sampling import SETTINGS, SamplingParams
 from polyneuron.sizes import parse_size
-
-if TYPE_CHECKING:
-    from polyneuron.config import EngineConfig
 
 SAMPLING = "Sampling"
 ENGINE = "Engine"
@@ -130,9 +127,7 @@ def budget(memory: str, ffn_resident: float, mode: FeedForwardMode, model: str) 
 
 def planned(config: EngineConfig, path: Path, model: str) -> EngineConfig:
     """The configuration a plan file asks for; a flag that would change it is refused."""
-    from polyneuron.config import EngineConfig
     from polyneuron.host_memory import HostMemory
-    from polyneuron.model.locate import locate_model
     from polyneuron.planning.plan_file import check_plan, read_plan
     from polyneuron.planning.source import open_source
 

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from polyneuron.cli import options
 from polyneuron.cli.options import ENGINE, option
@@ -42,13 +42,11 @@ def perplexity(
     from polyneuron.config import EngineConfig
     from polyneuron.engine import Engine
 
-    sizes: dict[str, Any] = {"max_logit_rows": LOGIT_ROWS}
-    if mode is FeedForwardMode.PREDICTED:
-        # As in a run: the first half of a chunk is a prompt, which is not predicted; the half that
-        # is scored is computed token by token, as generated tokens are.
-        sizes = {"max_logit_rows": 1}
+    # In predicted mode as in a run: the first half of a chunk is a prompt, which is not predicted;
+    # the half that is scored is computed token by token, as generated tokens are.
+    logit_rows = 1 if mode is FeedForwardMode.PREDICTED else LOGIT_ROWS
     config = EngineConfig(
-        num_ctx=ctx_size, num_workers=threads, max_sequences=1, **sizes,
+        num_ctx=ctx_size, num_workers=threads, max_sequences=1, max_logit_rows=logit_rows,
         **options.budget(memory, ffn_resident, mode, model),
     )  # fmt: skip
     with (

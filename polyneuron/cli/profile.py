@@ -14,9 +14,11 @@ from polyneuron.cli.options import option
 from polyneuron.cli.perplexity import read_text
 from polyneuron.cli.progress import LoadProgress
 from polyneuron.errors import ConfigError
+from polyneuron.io.predictor_file import PredictorInput
 from polyneuron.model.locate import locate_model
 
 if TYPE_CHECKING:
+    from polyneuron.planning.source import ModelSource
     from polyneuron.profiling.predictors import PredictorSettings
 
 DEFAULT_TOKENS = 2048
@@ -30,13 +32,6 @@ class PredictorChoice(StrEnum):
     LOW_RANK = "low-rank"
     SIGN = "sign"
     NONE = "none"
-
-
-class InputChoice(StrEnum):
-    """What `--input` takes."""
-
-    ATTENTION = "attention"
-    FFN = "ffn"
 
 
 def profile(
@@ -63,9 +58,9 @@ def profile(
         option("--recall", panel=PREDICTORS, text="share of activation to keep, in each layer"),
     ] = None,
     input_at: Annotated[
-        InputChoice,
+        PredictorInput,
         option("--input", panel=PREDICTORS, text="attention: reads can start before attention"),
-    ] = InputChoice.ATTENTION,
+    ] = PredictorInput.ATTENTION,
     rank: Annotated[
         int, option("--rank", panel=PREDICTORS, text="of low-rank ones; 0: each layer's own")
     ] = 0,
@@ -87,9 +82,10 @@ def profile(
     from polyneuron.profiling.profile import make_profile
     from polyneuron.profiling.reorder import check_reorder, reorder_model
 
-    path = _as_bundles(locate_model(model))
-    ids = _tokens(path, text, tokens, random_tokens)
-    settings = _settings(path, predictor, recall, input_at, rank)
+    source = _as_bundles(locate_model(model))
+    path = source.path
+    ids = _tokens(source, text, tokens, random_tokens)
+    settings = _settings(source, predictor, recall, input_at, rank)
     if reorder is not None:
         check_reorder(path, reorder, force)
     with LoadProgress("profiling", unit="tokens x layers") as progress:
@@ -106,7 +102,7 @@ def profile(
         note(f"{reorder}: the model, hottest neurons first, its profile and predictors beside it")
 
 
-def _as_bundles(path: Path) -> Path:
+def _as_bundles(path: Path) -> ModelSource:
     """The file itself, or the bundles that a GGUF is converted to in the cache."""
     from polyneuron.io.ncf_format import Layout
     from polyneuron.model.model_cache import cached_ncf
@@ -116,19 +112,19 @@ def _as_bundles(path: Path) -> Path:
     source = open_source(path)
     check_sparse(path, source.spec)
     if source.can_stream:
-        return path
+        return source
     with LoadProgress("converting") as progress:
-        return cached_ncf(path, progress, note_wait, layout=Layout.BUNDLES)
+        return open_source(cached_ncf(path, progress, note_wait, layout=Layout.BUNDLES))
 
 
-def _tokens(path: Path, text: str | None, count: int, random_count: int | None) -> list[int]:
+def _tokens(
+    source: ModelSource, text: str | None, count: int, random_count: int | None
+) -> list[int]:
     """What is run."""
     import numpy as np
 
     from polyneuron.model.tokenizer import Tokenizer
-    from polyneuron.planning.source import open_source
 
-    source = open_source(path)
     if (text is None) == (random_count is None):
         raise ConfigError("give either --text FILE or --random-tokens N")
     if random_count is not None:
@@ -139,28 +135,30 @@ def _tokens(path: Path, text: str | None, count: int, random_count: int | None) 
     if count < 1:
         raise ConfigError(f"--tokens {count}: give 1 or more")
     assert text is not None
-    tokenizer = Tokenizer.from_metadata(source.metadata, path.name)
+    tokenizer = Tokenizer.from_metadata(source.metadata, source.path.name)
     return tokenizer.encode(read_text(text, "--text"), parse_special=False)[:count]
 
 
 def _settings(
-    path: Path, kind: PredictorChoice, recall: float | None, input_at: InputChoice, rank: int
+    source: ModelSource,
+    kind: PredictorChoice,
+    recall: float | None,
+    input_at: PredictorInput,
+    rank: int,
 ) -> PredictorSettings | None:
     """What to fit; `auto` makes low-rank ones where the file can be run with them."""
     from polyneuron.io.ncf_format import Layout
-    from polyneuron.io.ncf_reader import read_ncf
-    from polyneuron.io.predictor_file import PredictorInput
     from polyneuron.profiling.predictors import DEFAULT_KEPT, PredictorSettings, storage_types
 
     if rank and kind in (PredictorChoice.SIGN, PredictorChoice.NONE):
         raise ConfigError(f"--rank {rank}: only low-rank predictors have one")
     is_auto = kind is PredictorChoice.AUTO
-    has_bundles = read_ncf(path).manifest.layout is Layout.BUNDLES
+    has_bundles = source.manifest.layout is Layout.BUNDLES
     if kind is PredictorChoice.NONE or (is_auto and not has_bundles):
         return None
     chosen = PredictorChoice.LOW_RANK if is_auto else kind
     fc1_type, fc2_type = storage_types(chosen.value)
     return PredictorSettings(
-        chosen.value, PredictorInput(input_at.value), DEFAULT_KEPT if recall is None else recall,
+        chosen.value, input_at, DEFAULT_KEPT if recall is None else recall,
         rank, fc1_type, fc2_type,
     )  # fmt: skip
