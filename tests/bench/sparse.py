@@ -47,9 +47,10 @@ LADDER: dict[str, tuple[dict[str, str], int]] = {
     ),
     "+ neuron cache": ({"lookahead": "false", "matrix_barrier": "true"}, 48),
     "+ cluster pipeline": ({"lookahead": "false"}, 48),
-    "+ look-ahead, hot clusters": ({}, 48),
+    "+ look-ahead": ({}, 48),
 }  # fmt: skip
-"""Rung to what it changes of the plan, and tokens to generate."""
+"""Rung to what it changes of the plan without hot clusters, and tokens to generate."""
+WHOLE_PLAN, WHOLE_PLAN_TOKENS = "+ hot clusters", 48
 
 
 def sparse_model() -> RandomModel:
@@ -60,8 +61,9 @@ def sparse_model() -> RandomModel:
 
 
 def own_bench(model: RandomModel, *arguments: str) -> dict[str, Any]:
-    """The row of a benchmark of ours alone."""
-    rows: Rows = polyneuron("bench", "-m", str(model.ncf), "-t", "2", *arguments)
+    """The row of a benchmark of ours alone, on two threads unless a plan says how many."""
+    threads = () if "--plan" in arguments else ("-t", "2")
+    rows: Rows = polyneuron("bench", "-m", str(model.ncf), *threads, *arguments)
     return next(row for row in rows if "engine" in row)
 
 
@@ -118,19 +120,21 @@ def ladder() -> Iterator[Verdict]:
         path = Path(folder) / "plan.toml"
         polyneuron("plan", "-m", str(model.ncf), "-t", "2", "-c", "64", "--memory", LIMIT,
                    *HALF, *PREDICTED, "-o", str(path))  # fmt: skip
-        plan = path.read_text()
-        for name, (changes, num_tokens) in LADDER.items():
-            path.write_text(changed(plan, changes))
-            row = own_bench_of_plan(model, path, num_tokens)
+        for name, (plan, num_tokens) in rungs(path.read_text()).items():
+            path.write_text(plan)
+            row = own_bench(model, "--plan", str(path), "-p", "0", "-n", str(num_tokens), "-r", "2")
             yield rung(name, row, before)
             before = row
 
 
-def own_bench_of_plan(model: RandomModel, path: Path, num_tokens: int) -> dict[str, Any]:
-    """A plan's figures."""
-    rows: Rows = polyneuron("bench", "-m", str(model.ncf), "--plan", str(path), "-p", "0",
-                            "-n", str(num_tokens), "-r", "2")  # fmt: skip
-    return next(row for row in rows if "engine" in row)
+def rungs(plan: str) -> dict[str, tuple[str, int]]:
+    """The plan of each rung, and tokens to generate: hot clusters stay in the last one only.
+
+    Pinned clusters would be a cache of their own on the rungs that have none.
+    """
+    bare = re.sub(r"(?ms)^\[hot_clusters\]\n.*", "[hot_clusters]\n", plan)
+    found = {name: (changed(bare, keys), count) for name, (keys, count) in LADDER.items()}
+    return found | {WHOLE_PLAN: (plan, WHOLE_PLAN_TOKENS)}
 
 
 def changed(plan: str, changes: dict[str, str]) -> str:

@@ -37,6 +37,14 @@ def test_rungs_change_a_plan_key_by_key() -> None:
     assert sparse.changed(PLAN, {}) == PLAN
 
 
+def test_hot_clusters_stay_in_the_last_rung_only() -> None:
+    plans = {name: plan for name, (plan, _) in sparse.rungs(PLAN).items()}
+    assert list(plans) == [*sparse.LADDER, sparse.WHOLE_PLAN]
+    assert plans.pop(sparse.WHOLE_PLAN) == PLAN
+    assert all(plan.endswith("[hot_clusters]\n") for plan in plans.values())
+    assert "keep_neurons = false" in plans["+ bundles"]
+
+
 def test_long_run_is_held_against_both_bars(
     model: RandomModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
