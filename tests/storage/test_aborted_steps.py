@@ -20,17 +20,15 @@ from polyneuron.model.convert import convert
 from polyneuron.planning.layout import num_executors
 from tests.support.leftovers import wait_until
 from tests.support.local_engine import LocalEngine
-from tests.support.tiny_gguf import TinyModel, write_tiny_gguf
+from tests.support.sparse_models import drelu_model
+from tests.support.tiny_gguf import write_tiny_gguf
 
 PROMPT = [3]
 LONG_PROMPT = [3, 14, 15, 92, 65]
 NUM_TOKENS = 3
 SLICE_NS = 100_000_000
 LOCK_NS = 1_000_000_000
-MODEL = TinyModel(
-    family="bamboo", num_layers=4, d_model=64, d_ff=352, num_heads=4, num_kv_heads=2, head_dim=16,
-    tensor_type="Q4_0", tied_head=False,
-)  # fmt: skip
+MODEL = drelu_model(4)
 
 
 @pytest.fixture(scope="module")

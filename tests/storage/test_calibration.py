@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,20 +22,13 @@ from polyneuron.profiling.calibration import (
 from polyneuron.profiling.layer_weights import TiledMatrix
 from tests.support.local_engine import LocalEngine
 from tests.support.reference_model import ReferenceModel
+from tests.support.sparse_models import sparse_models
 from tests.support.tiny_gguf import TinyModel, write_tiny_gguf
 from tests.support.tiny_ncf import stored
 
 SEQUENCES = [[3, 14, 15, 92, 65, 35, 89, 79, 32], [38, 46, 26, 43]]
-DRELU = TinyModel(
-    family="bamboo", num_layers=3, d_model=64, d_ff=352, num_heads=4, num_kv_heads=2, head_dim=16,
-    tensor_type="Q4_0", tied_head=False,
-)  # fmt: skip
-MODELS = {
-    "drelu": DRELU,
-    "drelu_f16": replace(DRELU, tensor_type="F16", d_ff=333),
-    "reglu": replace(DRELU, family="llama", activation="relu", tensor_type="Q8_0"),
-    "relu": replace(DRELU, family="llama", activation="relu", has_gate=False, tensor_type="Q8_0"),
-}
+MODELS = sparse_models(3)
+DRELU = MODELS["drelu"]
 
 
 def written(folder: Path, model: TinyModel, layout: Layout) -> Path:

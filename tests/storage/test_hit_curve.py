@@ -12,7 +12,8 @@ from tests.support.engine_traces import gated_masks, model_cache, needed_trace, 
 from tests.support.local_engine import LocalEngine
 from tests.support.neuron_traces import run_trace
 from tests.support.predictors import write_oracle
-from tests.support.tiny_gguf import TinyModel, write_tiny_gguf
+from tests.support.sparse_models import drelu_model
+from tests.support.tiny_gguf import write_tiny_gguf
 
 TOKENS = np.random.default_rng(3).integers(0, 90, 60).tolist()
 
@@ -20,10 +21,7 @@ TOKENS = np.random.default_rng(3).integers(0, 90, 60).tolist()
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("curve")
-    tiny = TinyModel(
-        family="bamboo", num_layers=6, d_model=64, d_ff=352, num_heads=4, num_kv_heads=2,
-        head_dim=16, tensor_type="Q4_0", tied_head=False,
-    )  # fmt: skip
+    tiny = drelu_model(6)
     convert(write_tiny_gguf(folder / "tiny.gguf", tiny), folder / "tiny.ncf", layout=Layout.BUNDLES)
     write_oracle(folder / "tiny.ncf")
     return folder / "tiny.ncf"

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from polyneuron.clock import MonotonicClock
 from polyneuron.config import FeedForwardMode
 from polyneuron.errors import ConfigError
-from polyneuron.io.block_device import BlockDevice
-from polyneuron.io.device_wrappers import Fault, FaultDevice, FaultKind, LatencyDevice
+from polyneuron.io.device_wrappers import Fault, FaultDevice, FaultKind
 from polyneuron.io.ncf_format import Layout
 from polyneuron.io.predictor_file import PredictorInput
 from polyneuron.model.convert import convert
 from tests.support.local_engine import LocalEngine
 from tests.support.predictors import write_oracle, write_random
-from tests.support.tiny_gguf import TinyModel, write_tiny_gguf
+from tests.support.sparse_models import late_reads, sparse_models
+from tests.support.tiny_gguf import write_tiny_gguf
 
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32]
 NUM_TOKENS = 6
-DRELU = TinyModel(
-    family="bamboo", num_layers=4, d_model=64, d_ff=352, num_heads=4, num_kv_heads=2, head_dim=16,
-    tensor_type="Q4_0", tied_head=False,
-)  # fmt: skip
-MODELS = {
-    "drelu": DRELU,
-    "drelu_f16": replace(DRELU, tensor_type="F16", d_ff=333),
-    "reglu": replace(DRELU, family="llama", activation="relu", tensor_type="Q8_0"),
-    "relu": replace(DRELU, family="llama", activation="relu", has_gate=False, tensor_type="Q8_0"),
-}
+MODELS = sparse_models(4)
+DRELU = MODELS["drelu"]
 SHARES = (0.3, 0.6, None)
 PREDICTED, EXACT = FeedForwardMode.PREDICTED, FeedForwardMode.EXACT
 
@@ -111,13 +100,7 @@ class TestPerfectPredictor:
     def test_late_and_unordered_reads(
         self, files: dict[str, Path], exact: dict[str, list[bytes]]
     ) -> None:
-        chance = random.Random(5)
-
-        def late(device: BlockDevice) -> BlockDevice:
-            choices = (0, 1_000_000, 5_000_000)
-            return LatencyDevice(device, MonotonicClock(), lambda _: chance.choice(choices))
-
-        assert logits_of(files["drelu"], ffn_resident=0.3, wrap=late) == exact["drelu"]
+        assert logits_of(files["drelu"], ffn_resident=0.3, wrap=late_reads()) == exact["drelu"]
 
     def test_a_read_that_fails_once_is_tried_again(
         self, files: dict[str, Path], exact: dict[str, list[bytes]]

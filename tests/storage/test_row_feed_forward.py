@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from polyneuron.clock import MonotonicClock
 from polyneuron.config import FeedForwardMode, Phase
 from polyneuron.errors import ChecksumError, ConfigError
-from polyneuron.io.block_device import BlockDevice
-from polyneuron.io.device_wrappers import Fault, FaultDevice, FaultKind, LatencyDevice
+from polyneuron.io.device_wrappers import Fault, FaultDevice, FaultKind
 from polyneuron.io.ncf_format import Layout
 from polyneuron.io.ncf_reader import read_ncf
 from polyneuron.kernels.quant import StorageType
@@ -23,18 +20,13 @@ from polyneuron.planning.source import open_source
 from tests.support.families import NUM_TOKENS as NUM_GOLDEN
 from tests.support.families import gguf_path, golden_path
 from tests.support.local_engine import LocalEngine
-from tests.support.tiny_gguf import TinyModel, write_tiny_gguf
+from tests.support.sparse_models import drelu_model, late_reads, sparse_models
+from tests.support.tiny_gguf import write_tiny_gguf
 
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32]
 NUM_TOKENS = 6
-DRELU = TinyModel(
-    family="bamboo", num_layers=5, d_model=64, d_ff=352, num_heads=4, num_kv_heads=2, head_dim=16,
-    tensor_type="Q4_0", tied_head=False,
-)  # fmt: skip
-MODELS = {
-    "drelu": DRELU,
-    "drelu_f16": replace(DRELU, tensor_type="F16", d_ff=333),
-    "reglu": replace(DRELU, family="llama", activation="relu", tensor_type="Q8_0"),
+DRELU = drelu_model(5)
+MODELS = sparse_models(5) | {
     "relu": replace(DRELU, family="llama", activation="relu", has_gate=False),
     "drelu_q4_down": DRELU,
 }
@@ -126,13 +118,7 @@ class TestOneResult:
     def test_late_and_unordered_reads(
         self, files: dict[str, Path], resident: dict[str, list[bytes]], share: float
     ) -> None:
-        chance = random.Random(5)
-
-        def late(device: BlockDevice) -> BlockDevice:
-            choices = (0, 1_000_000, 5_000_000)
-            return LatencyDevice(device, MonotonicClock(), lambda _: chance.choice(choices))
-
-        assert logits_of(files["drelu"], ffn_resident=share, wrap=late) == resident["drelu"]
+        assert logits_of(files["drelu"], ffn_resident=share, wrap=late_reads()) == resident["drelu"]
 
     @pytest.mark.parametrize("kind", [FaultKind.EIO, FaultKind.SHORT_READ])
     def test_failing_reads_are_tried_again(

@@ -15,6 +15,7 @@ from polyneuron.io.predictor_file import (
 )
 from polyneuron.kernels.quant import StorageType
 from polyneuron.model.ncf_spec import spec_of
+from polyneuron.profiling.other_predictors import oracle
 from tests.support.synthetic import bundle_values
 
 
@@ -24,11 +25,7 @@ def write_oracle(model: Path) -> Path:
     storage = _deciding_storage(ncf)
     info = PredictorInfo("oracle", PredictorInput.FFN, False, StorageType.Q8, storage, {})
     spec = spec_of(ncf)
-    zeros = np.zeros(spec.d_ff, np.float32)
-    layers = [
-        LayerPredictor(None, bundle_values(ncf, _deciding(ncf, index)), zeros)
-        for index in range(spec.num_layers)
-    ]
+    layers = [oracle(bundle_values(ncf, _deciding(ncf, index))) for index in range(spec.num_layers)]
     return _write(model, info, layers)
 
 
