@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -84,14 +85,7 @@ class ModelSource:
 
     def predictors(self) -> PredictorFile:
         """The predictors beside the file; ConfigError with the cure when there are none for it."""
-        path = predictor_path(self.path)
-        if not path.exists():
-            raise ConfigError(
-                f"--mode predicted: no predictors at {path}; make them with polyneuron profile, "
-                f"or use --mode exact"
-            )
-        shape = (self.spec.d_ff, self.spec.d_model)
-        return read_predictors(path, model_key(self.manifest), self.spec.num_layers, shape)
+        return _predictors_of(self)
 
     def reads(self, layout: ArenaLayout) -> Reads:
         """What must be read before the first step, and to where."""
@@ -105,6 +99,18 @@ class ModelSource:
             WeightRead(self.header.tensor(name), place.storage, place.offset, place.num_bytes)
             for name, place in layout.weights.items()
         ]
+
+
+@lru_cache(maxsize=1)  # a plan lays a model out dozens of times, and its key sums all it says
+def _predictors_of(source: ModelSource) -> PredictorFile:
+    path = predictor_path(source.path)
+    if not path.exists():
+        raise ConfigError(
+            f"--mode predicted: no predictors at {path}; make them with polyneuron profile, "
+            f"or use --mode exact"
+        )
+    shape = (source.spec.d_ff, source.spec.d_model)
+    return read_predictors(path, model_key(source.manifest), source.spec.num_layers, shape)
 
 
 def open_source(path: Path, layout: Layout = Layout.TILES) -> ModelSource:
