@@ -7,14 +7,13 @@ figures, so that it can be repeated.
 
 from __future__ import annotations
 
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.bench import best_of
+from tests.bench import best_of, planned
 from tests.bench.bars import (
     Rows,
     Verdict,
@@ -132,19 +131,9 @@ def rungs(plan: str) -> dict[str, tuple[str, int]]:
 
     Pinned clusters would be a cache of their own on the rungs that have none.
     """
-    bare = re.sub(r"(?ms)^\[hot_clusters\]\n.*", "[hot_clusters]\n", plan)
-    found = {name: (changed(bare, keys), count) for name, (keys, count) in LADDER.items()}
+    bare = planned.with_hot(plan, 0)
+    found = {name: (planned.changed(bare, keys), count) for name, (keys, count) in LADDER.items()}
     return found | {WHOLE_PLAN: (plan, WHOLE_PLAN_TOKENS)}
-
-
-def changed(plan: str, changes: dict[str, str]) -> str:
-    """A plan with keys of its table `engine` set; those it lacks are added."""
-    for key, value in changes.items():
-        line = f"{key} = {value}"
-        plan, count = re.subn(rf"(?m)^{key} = .*$", line, plan)
-        if not count:
-            plan = plan.replace("[engine]\n", f"[engine]\n{line}\n")
-    return plan
 
 
 def rung(name: str, row: dict[str, Any], before: dict[str, Any] | None) -> Verdict:
@@ -192,9 +181,19 @@ def candidates() -> Iterator[Verdict]:
         yield Verdict("-", "best of 4: decode", rate, f">= {BEST_OF_MIN}x", verdict)
 
 
+def plan() -> Iterator[Verdict]:
+    """Expected speeds beside measured ones."""
+    yield from planned.expectations(sparse_model(), own_bench)
+
+
+def knobs() -> Iterator[Verdict]:
+    """A plan beside plans with one knob moved."""
+    yield from planned.knobs(sparse_model(), ("--memory", LIMIT, *HALF), own_bench)
+
+
 PARTS: dict[str, Callable[[], Iterator[Verdict]]] = {
     "memory": memory, "flash": flash, "ladder": ladder, "long": long, "sweep": sweep,
-    "candidates": candidates,
+    "candidates": candidates, "plan": plan, "knobs": knobs,
 }  # fmt: skip
 
 
