@@ -1,9 +1,9 @@
 """Speed of kernels over weights that lie as in the arena, in bytes a second of several threads.
 
 Memory like the arena's (shared, in small pages) is read by a plain sequential loop, by
-`matmul_tiles`, and by `dot_rows` and `axpy_rows` over rows with random ids. "fetch" reads the bytes
-of the same rows as float32 products, which cost next to no arithmetic: what the memory gives to
-scattered rows at all. Speeds count the bytes of tiles and rows over the processor time of the
+`matmul_tiles`, by `dot_rows` over packed rows in order ("rows"), and by `dot_rows` and `axpy_rows`
+over rows with random ids. "fetch" reads the bytes of the same rows as float32 products, which cost
+next to no arithmetic: what the memory gives to scattered rows at all. Speeds count the bytes of tiles and rows over the processor time of the
 threads that ran.
 """
 
@@ -80,6 +80,13 @@ class Reader:
         lists = ids[: num_lists * self.rows_a_call].reshape(num_lists, self.rows_a_call)
         return itertools.cycle([ffi.from_buffer("uint32_t[]", row) for row in lists])
 
+    def _in_order(self, stride: int) -> Iterator[CData]:
+        """All rows one after another, a call's share at a time, again and again."""
+        num_lists = self.memory.size // stride // self.rows_a_call
+        ids = np.arange(num_lists * self.rows_a_call, dtype=np.uint32)
+        lists = ids.reshape(num_lists, self.rows_a_call)
+        return itertools.cycle([ffi.from_buffer("uint32_t[]", row) for row in lists])
+
     def runs(self) -> Iterator[tuple[str, Run]]:
         """Name and call of each row of the table; tiles come first. Not every type has rows."""
         yield "tiles", self.tiles(1)
@@ -115,6 +122,7 @@ class Reader:
             lib.axpy_rows(self.storage, target, *where, factors, self.rows_a_call, self.cols)
             return rows_bytes
 
+        yield "rows", partial(dot, row_size, self._in_order(row_size))
         for stride in self.strides:
             if stride >= row_size:
                 for name, call in (("fetch", fetch), ("dot", dot), ("axpy", axpy)):

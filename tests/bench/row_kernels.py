@@ -1,10 +1,11 @@
 """Products with scattered rows beside those with tiles: `python -m tests.bench.row_kernels`.
 
 Memory like the arena's (shared, in small pages) is read in turn by a plain sequential loop, by
-matmul_tiles, and by dot_rows and axpy_rows over rows with random ids. "fetch" reads the bytes of
-the same rows as float32 products, which cost next to no arithmetic: what the memory gives to
-scattered rows at all. Speeds count the bytes of tiles and rows over the time the threads ran,
-medians over the rounds; percentages are medians of each round's ratio to tiles.
+matmul_tiles, by dot_rows over packed rows in order ("rows": the dense row kernel), and by dot_rows
+and axpy_rows over rows with random ids. "fetch" reads the bytes of the same rows as float32
+products, which cost next to no arithmetic: what the memory gives to scattered rows at all. Speeds
+count the bytes of tiles and rows over the time the threads ran, medians over the rounds;
+percentages are medians of each round's ratio to "rows", or to tiles where a type has no rows.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ def measure(readers: list[Reader], rounds: int, seconds: float) -> dict[str, lis
 
 
 def table_row(speeds: dict[str, list[float]]) -> str:
-    """Medians in GB/s, and their share of tiles."""
-    cells = []
+    """Medians in GB/s, and their share of the dense row kernel."""
+    cells, whole = [], speeds.get("rows", speeds["tiles"])
     for name, figures in speeds.items():
-        ratios = [a / b for a, b in zip(figures, speeds["tiles"], strict=True)]
+        ratios = [a / b for a, b in zip(figures, whole, strict=True)]
         speed = statistics.median(figures) / 1e9
         cells.append(f"{name} {speed:.1f} ({statistics.median(ratios):.0%})")
     return ", ".join(cells)
