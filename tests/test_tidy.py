@@ -37,7 +37,7 @@ TOP_LEVEL = {
 
 # Lowest first: a module imports from its own layer and those before it.
 LAYERS = (
-    {"errors", "clock", "config", "timeline", "sizes", "host_memory"},
+    {"errors", "clock", "config", "timeline", "timeline_events", "sizes", "host_memory"},
     {"kernels"},
     {"io"},
     {"model"},

@@ -1,0 +1,239 @@
+"""Timelines: what happened when, one JSON object a line, ordered by time (docs/TIMELINE.md).
+
+Every process that has something to tell writes a part of its own; the parts are merged into one
+file at the end. Coarse events go through structlog with an explicit chain.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import threading
+from collections.abc import Iterator
+from glob import escape
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+import structlog
+
+from polyneuron.clock import Clock, MonotonicClock
+from polyneuron.errors import ConfigError, DeviceError
+from polyneuron.timeline_events import Event, TimelineEvent, parse_event
+
+__all__ = ["Event", "EventLogger", "Timeline", "TimelineEvent", "TimelinePart", "read_timeline"]
+
+MAX_BUFFERED = 512
+"""Lines a part keeps before it writes them."""
+
+
+class EventLogger(structlog.BoundLoggerBase):
+    """Tells events of one actor; made inside the actor, since it holds a file."""
+
+    def emit(self, event: Event, **keys: Any) -> None:
+        """Tell an event that begins now, or at `t_ns` where that is among its keys."""
+        self._proxy_to_logger("emit", event, **keys)
+
+
+def stamp(clock: Clock) -> structlog.typing.Processor:
+    """A processor that gives events without a time the present one."""
+
+    def processor(_: Any, __: str, keys: structlog.typing.EventDict) -> Any:
+        keys.setdefault("t_ns", clock.now_ns())
+        return keys
+
+    return processor
+
+
+def number(numbers: Iterator[int]) -> structlog.typing.Processor:
+    """A processor that numbers events in the order in which they were told."""
+
+    def processor(_: Any, __: str, keys: structlog.typing.EventDict) -> Any:
+        keys["seq"] = next(numbers)
+        return keys
+
+    return processor
+
+
+def to_jsonl(_: Any, __: str, keys: structlog.typing.EventDict) -> str:
+    """The last processor: the event's line, the keys that every event has in front."""
+    heads = {name: keys.pop(name) for name in ("t_ns", "seq", "actor", "event")}
+    return event_line({**heads, **keys})
+
+
+def event_line(keys: dict[str, Any]) -> str:
+    """An event as one line of a timeline."""
+    return json.dumps(keys, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+class TimelinePart:
+    """One process's events on their way to the timeline; any thread may tell some."""
+
+    def __init__(self, path: Path, clock: Clock | None = None) -> None:
+        self._clock = clock or MonotonicClock()
+        self._numbers = itertools.count()
+        self._lines: list[str] = []
+        self._lock = threading.Lock()
+        self._file = _open_to_write(path)
+
+    def logger(self, actor: str) -> EventLogger:
+        """What tells events of an actor into this part."""
+        chain = [stamp(self._clock), number(self._numbers), to_jsonl]
+        logger: EventLogger = structlog.wrap_logger(
+            self, processors=chain, wrapper_class=EventLogger, actor=actor
+        )
+        return logger
+
+    def emit(self, line: str) -> None:
+        """Take a finished line; called by the loggers."""
+        with self._lock:
+            self._lines.append(line)
+            if len(self._lines) >= MAX_BUFFERED:
+                self._write()
+
+    def flush(self) -> None:
+        """Hand what is buffered to the system: it survives the process."""
+        with self._lock:
+            self._write()
+
+    def _write(self) -> None:
+        text, self._lines = "".join(self._lines), []
+        if text and not self._file.closed:
+            self._file.write(text.encode())
+
+    def close(self) -> None:
+        """Write what is left; events told later are dropped."""
+        self.flush()
+        self._file.close()
+
+
+class Timeline:
+    """The timeline's file: a part of its own, and at the end all parts merged.
+
+    Whoever else has events writes a `TimelinePart` to `part_path(path, name)` and closes it before.
+    The file appears whole, when it is closed; until then, and after a crash, the parts hold what
+    was told.
+    """
+
+    def __init__(self, path: Path, clock: Clock | None = None) -> None:
+        check_writable(path)
+        for part in find_parts(path):  # of a run that was broken off
+            part.unlink()
+        self.path = path
+        self._part = TimelinePart(part_path(path, "driver"), clock)
+        self._is_closed = False
+
+    def logger(self, actor: str) -> EventLogger:
+        """What tells events of an actor into the file's own part."""
+        return self._part.logger(actor)
+
+    def close(self) -> None:
+        """Merge all parts into the file and remove them. Safe to call again."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._part.close()
+            merge_parts(self.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def part_path(path: Path, name: str) -> Path:
+    """Where one process's part of a timeline is while the timeline is written."""
+    return path.with_name(f"{path.name}.{name}.part")
+
+
+def find_parts(path: Path) -> list[Path]:
+    """The parts of a timeline that lie beside it, in the order of their names."""
+    return sorted(path.parent.glob(f"{escape(path.name)}.*.part"))
+
+
+def check_writable(path: Path) -> None:
+    """Raise ConfigError unless a timeline can be written here."""
+    if path.is_dir():
+        raise ConfigError(f"--trace {path}: is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--trace {path}: there is no folder {path.parent}; make it first")
+    if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise ConfigError(f"--trace {path}: may not be written; name a file in a folder of yours")
+
+
+def _open_to_write(path: Path) -> BinaryIO:
+    try:
+        return path.open("wb", buffering=0)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def merge_parts(path: Path) -> int:
+    """Put the lines of all parts in order of time, numbered anew, into the file; their number.
+
+    Only places and times of lines are in memory, 32 bytes a line.
+    """
+    parts = find_parts(path)
+    places = np.fromiter(
+        itertools.chain.from_iterable(_lines_of(part, i) for i, part in enumerate(parts)),
+        dtype=np.dtype((np.int64, 4)),
+    )  # time, part, offset, bytes
+    order = np.lexsort((places[:, 2], places[:, 1], places[:, 0]))
+    staged = path.with_name(f"{path.name}.tmp")
+    try:
+        with contextlib.ExitStack() as opened, staged.open("wb") as target:
+            files = [opened.enter_context(part.open("rb")) for part in parts]
+            for seq, (_, part_index, offset, num_bytes) in enumerate(places[order]):
+                files[part_index].seek(offset)
+                target.write(_numbered(files[part_index].read(num_bytes), seq))
+            target.flush()
+            os.fsync(target.fileno())
+        staged.replace(path)
+    except OSError as error:
+        staged.unlink(missing_ok=True)
+        raise DeviceError(f"{path}: cannot be written: {error.strerror}; its parts stay") from error
+    for part in parts:
+        part.unlink()
+    return len(places)
+
+
+_TIME = b'{"t_ns":'
+_SEQ = b',"seq":'
+
+
+def _lines_of(part: Path, index: int) -> Iterator[tuple[int, int, int, int]]:
+    """(time, part, offset, bytes) of every whole line of a part; a crash may have cut the last."""
+    offset = 0
+    with part.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n") and line.startswith(_TIME):
+                yield int(line[len(_TIME) : line.index(b",")]), index, offset, len(line)
+            offset += len(line)
+
+
+def _numbered(line: bytes, seq: int) -> bytes:
+    head, _, rest = line.partition(_SEQ)
+    return head + _SEQ + str(seq).encode() + rest[rest.index(b",") :]
+
+
+def read_timeline(path: Path) -> Iterator[TimelineEvent]:
+    """The events of a timeline, or of a part of one, in order.
+
+    FormatError names the file, line and key; ConfigError a file that cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            for index, line in enumerate(file, 1):
+                yield parse_event(line, f"{path}:{index}")
+    except OSError as error:
+        parts = find_parts(path)
+        cure = f"; its run was broken off: read {parts[0]}" if parts else ""
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}{cure}") from error
