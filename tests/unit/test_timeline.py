@@ -108,7 +108,7 @@ class TestMerging:
 
 class TestPaths:
     def test_missing_folder_is_named(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="there is no folder .*nowhere; make it first"):
+        with pytest.raises(ConfigError, match=r"there is no folder .*nowhere; make it first"):
             Timeline(tmp_path / "nowhere" / "t.jsonl")
 
     def test_folder_is_no_file(self, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ class TestKeys:
 
     @pytest.mark.parametrize("line", ["", "[1]", '{"t_ns":1', "no"])
     def test_other_lines_are_refused(self, line: str) -> None:
-        with pytest.raises(FormatError, match="^t:1: is no JSON object"):
+        with pytest.raises(FormatError, match=r"^t:1: is no JSON object"):
             parse_event(line, "t:1")
 
     def test_unknown_event_and_key_are_kept(self) -> None:
