@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from polyneuron.config import Phase
 from polyneuron.kernels.arena import PAGE_BYTES, Arena
 from polyneuron.kernels.neuron_cache import NeuronCache
+from polyneuron.kernels.trace import format_ring
 from polyneuron.planning.bundles import ring_places
-from polyneuron.planning.layout import ArenaLayout
+from polyneuron.planning.layout import TRACE_RECORDS, ArenaLayout, trace_rings
 
 LOCK_TIMEOUT_NS = 1_000_000_000
 
@@ -28,8 +29,10 @@ def object_bytes(layout: ArenaLayout) -> int:
 
 def format_arena(arena: Arena, layout: ArenaLayout, num_executors: int) -> None:
     """Write header, regions and executor places into a fresh arena."""
-    trace = layout.spans["trace"].num_bytes // max(1, num_executors) // 64
-    arena.format(layout.at("boards.board"), layout.max_ops, num_executors, trace)
+    arena.format(layout.at("boards.board"), layout.max_ops, num_executors)
+    if layout.config.trace:
+        for name in trace_rings(layout.config):
+            format_ring(arena, layout.at(f"trace.{name}"), TRACE_RECORDS)
     _format_stream(arena, layout)
     if layout.has_neuron_cache:
         format_neuron_cache(arena, layout)
@@ -37,7 +40,7 @@ def format_arena(arena: Arena, layout: ArenaLayout, num_executors: int) -> None:
         record = arena.executor(index)
         record.scratch = layout.at(f"scratch.{index}")
         record.scratch_bytes = layout.spans[f"scratch.{index}"].num_bytes
-        record.trace = layout.at(f"trace.{index}")
+        record.trace = layout.at(f"trace.{index}") if layout.config.trace else 0
 
 
 def _format_stream(arena: Arena, layout: ArenaLayout) -> None:
@@ -65,6 +68,7 @@ def format_neuron_cache(arena: Arena, layout: ArenaLayout, num_slots: int | None
     arena.format_neuron_reads(layout.at("boards.reads"), ring_places(slots))
     reads = arena.neuron_reads(layout.at("boards.reads"))
     reads.cache = layout.at("boards.cache")
+    reads.trace = layout.at("trace.reads") if layout.config.trace else 0
     file = reads.file
     file.neurons_per_layer, file.num_layers = rows.num_neurons, len(bundles.layers)
     file.layer_offsets = layout.at("boards.bundle_offsets")

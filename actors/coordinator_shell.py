@@ -17,7 +17,9 @@ from polyneuron.actors.messages import SubmitRequest
 from polyneuron.actors.readers import Readers
 from polyneuron.actors.request_book import RequestBook
 from polyneuron.actors.shells import attach_arena
+from polyneuron.actors.step_meter import executor_name
 from polyneuron.actors.step_runner import MAX_RECOVERIES, StepRunner
+from polyneuron.actors.step_trace import make_trace
 from polyneuron.actors.supervisor import Supervisor
 from polyneuron.errors import DeviceError, EngineError
 from polyneuron.io.arena_loader import Reads
@@ -62,7 +64,8 @@ class CoordinatorShell:
         self._dry = False
         self._is_manned = False
         self._recoveries = 0
-        self._watched_ns = 0
+        self._reader_generation = 1
+        self._watched_ns = self._lost_ns = 0
         self._resizing = threading.Lock()
         self._wanted_slots: int | None = None
         self._resize_error: str | None = None
@@ -73,8 +76,9 @@ class CoordinatorShell:
         self._refs = refs  # an object passed to a constructor would tie restarts to it
         self._layout = layout
         self._arena = attach_arena(refs)
-        self._runner = StepRunner(self._arena, spec, layout)
-        self._book = RequestBook(self._arena, layout, self._runner)
+        self._trace = make_trace(self._arena, layout)
+        self._runner = StepRunner(self._arena, spec, layout, self._trace)
+        self._book = RequestBook(self._arena, layout, self._runner, self._trace)
         self._io_meter = IoMeter(self._arena, layout) if layout.is_streaming else None
         return os.getpid()
 
@@ -142,14 +146,19 @@ class CoordinatorShell:
         self._dry = dry
 
     @ray.method(concurrency_group="control")
-    def resize_cache(self, num_slots: int) -> None:
-        """Have the neuron cache hold so many slots, between two steps; returns when it does."""
+    def resize_cache(self, num_slots: int, memory_bytes: int) -> None:
+        """Have the neuron cache hold so many slots, between two steps; returns when it does.
+
+        `memory_bytes`: what all of the product may take, which is why.
+        """
         with self._resizing, self._changed:
             self._wanted_slots, self._resize_error = num_slots, None
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._wanted_slots is None or self._stopping)
             if self._resize_error is not None:
                 raise EngineError(f"the neuron cache kept its size: {self._resize_error}")
+            if not self._stopping:
+                self._trace.resized(num_slots, memory_bytes)
 
     @ray.method(concurrency_group="control")
     def stop(self) -> None:
@@ -175,6 +184,7 @@ class CoordinatorShell:
                     plan = self._book.next_plan()
                 if self._stopping:
                     self._book.fail_all("stopped", None)
+                    self._trace.close()
                     return
             if plan is not None:
                 self._perform(plan)
@@ -220,10 +230,12 @@ class CoordinatorShell:
         except Exception as error:  # noqa: BLE001  a failed step ends requests, not the loop
             with self._changed:
                 self._book.fail_all("error", str(error) or repr(error))
+            self._trace.step_failed()
             return
         with self._changed:
             io = self._io_meter.take() if self._io_meter is not None else None
             self._book.step_done(plan, logits, step_ns, io)
+        self._trace.step_done(plan, step_ns, io)
 
     # ---- recovery
 
@@ -234,18 +246,28 @@ class CoordinatorShell:
         """
         now_ns = monotonic_ns()
         if now_ns - self._watched_ns < WATCH_NS:
-            self._revive(self._supervisor.dead())
+            self._revive(self._told(self._supervisor.dead()))
             return
         self._watched_ns = now_ns
-        lost = self._supervisor.lost()
+        lost = self._told(self._supervisor.lost())
         self._supervisor.kill(lost)
         self._revive(lost)
+
+    def _told(self, lost: list[int]) -> list[int]:
+        """These executors, after telling the timeline of them."""
+        self._lost_ns = monotonic_ns()
+        for name in self._names(lost):
+            self._trace.lost("npu_lost" if name.startswith("npu") else "worker_lost", name)
+        return lost
+
+    def _names(self, executors: list[int]) -> list[str]:
+        return [executor_name(i, self._layout.config.num_workers) for i in executors]
 
     def _recover(self) -> bool:
         """Asked while a step takes long: replace what was lost; True when there was anything."""
         if self._readers.have_ended():
             return self._restart_readers()
-        lost = self._supervisor.lost()
+        lost = self._told(self._supervisor.lost())
         if not lost:
             return False
         what = f"executors {lost} were lost {MAX_RECOVERIES} times in one step"
@@ -265,6 +287,8 @@ class CoordinatorShell:
     def _restart_readers(self) -> bool:
         """Begin reading anew, after a reader gave up or its process was lost."""
         error, complaint = self._readers.error(), self._readers.complaint()
+        lost_ns = monotonic_ns()
+        self._trace.lost("read_error" if error else "reader_lost", "io")
         self._arena.abort()
         self._wait_unwound([])
         self._readers.end()
@@ -274,6 +298,8 @@ class CoordinatorShell:
         self._runner.restart_stream()
         self._arena.clear_abort()
         self._readers.start()
+        self._reader_generation += 1
+        self._trace.restarted("io", self._reader_generation, lost_ns)
         if error:
             raise DeviceError(error, read_failure(self._crew.model_path, error))
         self._count_recovery(complaint)
@@ -327,6 +353,9 @@ class CoordinatorShell:
         self._mend_cache()
         self._ask_replacement(f"executors {lost}", lambda: self._serve(lost))
         self._arena.clear_abort()
+        for index, name in zip(lost, self._names(lost), strict=True):
+            generation = int(self._arena.executor(index).generation)
+            self._trace.restarted(name, generation, self._lost_ns)
 
     def _ask_replacement(self, who: str, ask: Callable[[], None]) -> None:
         """Ask actors that Ray is restarting until they are back; bounded."""

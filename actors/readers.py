@@ -37,7 +37,8 @@ class Readers:
             self._arena.layer_stream(offset).stop = 0
             phases = (Phase.PREFILL, Phase.DECODE)
             schedules = [list(self._layout.loads(phase)) for phase in phases]
-            self._running.append(self._io_actor.stream.remote(offset, schedules))
+            trace = self._layout.at("trace.stream") if self._layout.config.trace else 0
+            self._running.append(self._io_actor.stream.remote(offset, schedules, trace))
         if self._layout.has_neuron_cache:
             offset = self._layout.at("boards.reads")
             reads = self._arena.neuron_reads(offset)

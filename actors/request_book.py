@@ -21,6 +21,7 @@ from polyneuron.actors.io_counters import IoCounters
 from polyneuron.actors.messages import RequestOutcome, SubmitRequest
 from polyneuron.actors.sequence_run import Mailbox, SequenceRun
 from polyneuron.actors.step_runner import StepRunner
+from polyneuron.actors.step_trace import StepTrace
 from polyneuron.kernels.arena import Arena, monotonic_ns
 from polyneuron.planning.layout import ArenaLayout
 
@@ -28,9 +29,16 @@ from polyneuron.planning.layout import ArenaLayout
 class RequestBook:
     """Every request with its state, sampler and mailbox; then its outcome."""
 
-    def __init__(self, arena: Arena, layout: ArenaLayout, runner: StepRunner) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        layout: ArenaLayout,
+        runner: StepRunner,
+        trace: StepTrace | None = None,
+    ) -> None:
         self._arena, self._layout, self._runner = arena, layout, runner
-        self._state = CoordinatorState(layout.config, layout.num_kv_blocks)
+        self._trace = trace or StepTrace()
+        self._state = self._trace.journalled(CoordinatorState(layout.config, layout.num_kv_blocks))
         self.runs: dict[int, SequenceRun] = {}
         """Of requests that wait or run, by request id."""
         self._ended: dict[int, RequestOutcome] = {}
@@ -45,6 +53,8 @@ class RequestBook:
                 self._state.finish(sequence, "error")
             raise
         self.runs.update({run.sequence.request.request_id: run for run in runs})
+        for sequence in sequences:
+            self._trace.request_changed(sequence)
 
     def _empty_mailbox(self, sequence: Sequence) -> Mailbox:
         mailbox = Mailbox(self._arena, self._layout, sequence.request.mailbox)
@@ -71,7 +81,10 @@ class RequestBook:
         for sequence in self._state.admit():
             self._runner.place_sequence(sequence)
             self.runs[sequence.request.request_id].start_ns = monotonic_ns()
-        return self._state.schedule()
+            self._trace.request_changed(sequence)
+        plan = self._state.schedule()
+        self._trace.planned(plan, self._state.num_steps)
+        return plan
 
     def step_done(
         self,
@@ -121,7 +134,11 @@ class RequestBook:
                 self._state.finish(sequence, "error")
                 self._end(run, str(error) or repr(error))
                 return
+            is_first = sequence.status is RequestStatus.PREFILL
             self._state.append(sequence, token_id)
+            if is_first and sequence.status is RequestStatus.DECODE:
+                self._trace.request_changed(sequence)
+            self._trace.token_sampled(sequence)
             run.token_done(monotonic_ns(), step_ns, batch_size)
             run.mailbox.push(token_id)
         if sequence.status is RequestStatus.FINISHED:
@@ -129,6 +146,7 @@ class RequestBook:
 
     def _end(self, run: SequenceRun, error: str | None = None) -> None:
         request_id = run.sequence.request.request_id
+        self._trace.request_changed(run.sequence)
         self._ended[request_id] = run.outcome(monotonic_ns(), error)
         del self.runs[request_id]
         run.mailbox.finish()

@@ -111,10 +111,13 @@ class IoShell:
         return read_all(self._path, reads, self._arena, progress)
 
     @ray.method(concurrency_group="loop")
-    def stream(self, offset: int, schedules: list[list[NcfSection]]) -> None:
-        """Keep the stage buffers filled until the stream stops or a read fails for good."""
+    def stream(self, offset: int, schedules: list[list[NcfSection]], trace: int) -> None:
+        """Keep the stage buffers filled until the stream stops or a read fails for good.
+
+        `trace` is where the ring for records of its reads lies, 0: none are kept.
+        """
         with open_device(self._path) as device:
-            LayerReader(device, self._arena, offset, schedules).run()
+            LayerReader(device, self._arena, offset, schedules, trace).run()
 
     @ray.method(concurrency_group="loop")
     def read_neurons(self, offset: int, num_slots: int, queue_depth: int) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyneuron.actors.coordinator import Sequence, StepPlan
+from polyneuron.actors.step_trace import StepTrace
 from polyneuron.clock import MonotonicClock
 from polyneuron.config import FeedForwardMode, Phase
 from polyneuron.errors import EngineError, ProtocolError
@@ -43,10 +44,18 @@ def stream_schedules(layout: ArenaLayout) -> dict[Phase, int]:
 class StepRunner:
     """One model's programs on one arena."""
 
-    def __init__(self, arena: Arena, spec: ModelSpec, layout: ArenaLayout) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        spec: ModelSpec,
+        layout: ArenaLayout,
+        trace: StepTrace | None = None,
+    ) -> None:
         self._arena, self._spec, self._layout = arena, spec, layout
+        self._trace = trace or StepTrace()
         config = layout.config
         self._num_ops: dict[str, int] = {}
+        self._units: dict[str, frozenset[Unit]] = {}
         self._write_program("prefill", Phase.PREFILL)
         for width in hot_widths(config):
             self._write_program(f"decode.{width}", Phase.DECODE, width)
@@ -71,6 +80,7 @@ class StepRunner:
         ops = compile_program(self._spec, self._layout, phase, hot_clusters)
         write_program(self._arena, self._layout.at(f"boards.program.{name}"), ops)
         self._num_ops[name] = len(ops)
+        self._units[name] = frozenset(op.unit for op in ops)
 
     def _input(self, name: str, count: int) -> NDArray[np.int32]:
         return self._arena.view(self._layout.at(f"inputs.{name}"), (count,), np.int32)
@@ -207,11 +217,13 @@ class StepRunner:
         replaced an executor, and then the same step is computed again. The logits are the arena's
         own memory: read them before the next step.
         """
-        flags = (StepFlag.DRY if dry else 0) | (StepFlag.TRACE if self._layout.config.trace else 0)
+        program = self._program(plan)
+        flags = self._trace.begin(program, self._units[program]) | (StepFlag.DRY if dry else 0)
         while True:
             if self._stream:
                 self._want_schedule(self._phase(plan), recover)
             seq = self._open(plan, flags)
+            self._trace.opened(seq)
             start_ns = monotonic_ns()
             self._arena.ring(seq)
             while (status := self._arena.wait_step(seq, WAIT_SLICE_NS)) is StepStatus.TIMEOUT:

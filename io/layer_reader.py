@@ -6,10 +6,16 @@ import errno
 from collections.abc import Sequence
 
 from polyneuron.errors import DeviceError
-from polyneuron.io.block_device import STALL_TIMEOUT_NS, BlockDevice, stall_error
+from polyneuron.io.block_device import (
+    STALL_TIMEOUT_NS,
+    BlockDevice,
+    ReadCompletion,
+    stall_error,
+)
 from polyneuron.io.ncf_format import NcfSection
-from polyneuron.io.section_reader import SectionReader
+from polyneuron.io.section_reader import Part, SectionReader
 from polyneuron.kernels.arena import Arena, monotonic_ns
+from polyneuron.kernels.trace import put_read
 
 WAIT_SLICE_NS = 200_000_000
 
@@ -17,7 +23,8 @@ WAIT_SLICE_NS = 200_000_000
 class LayerReader:
     """Reads streamed layers in order, over and over, as far ahead as buffers are free.
 
-    `schedules` are the lists of loads the coordinator may want, by their numbers.
+    `schedules` are the lists of loads the coordinator may want, by their numbers; `trace` is where
+    the ring for records of its reads lies in the arena, 0: none are kept.
     """
 
     def __init__(
@@ -26,11 +33,12 @@ class LayerReader:
         arena: Arena,
         stream: int,
         schedules: Sequence[Sequence[NcfSection]],
+        trace: int = 0,
     ) -> None:
         self._device, self._arena, self._schedules = device, arena, schedules
-        self._stream = stream
+        self._stream, self._trace = stream, trace
         self._state = arena.layer_stream(stream)
-        self._reader = SectionReader(device)
+        self._reader = SectionReader(device, self._trace_read)
         self._next_load = int(self._state.landed)
         self._missing: dict[int, int] = {}
         """load -> pieces of it that have not landed, in the order of loads"""
@@ -67,6 +75,14 @@ class LayerReader:
             self._missing[load] = self._reader.order(section, self._arena.address + offset, load)
             self._next_load = (load + 1) % (1 << 32)
             self._landed_ns = monotonic_ns()
+
+    def _trace_read(self, part: Part, completion: ReadCompletion) -> None:
+        if self._trace:
+            put_read(
+                self._arena, self._trace, latency_ns=completion.latency_ns,
+                layer=part.section.layer, neuron=-1, num_bytes=completion.num_bytes,
+                status=-completion.status,
+            )  # fmt: skip
 
     def _take_landed(self) -> None:
         """Count what has landed; a load is handed over when it and all before it are complete."""

@@ -5,6 +5,7 @@ A fixed header, a msgpack manifest, then sections that follow each other without
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -116,6 +117,12 @@ class NcfSection:
     bundles: BundleShape | None = None
     neuron_ids: NDArray[np.uint32] | None = field(default=None, repr=False)
     """Bundle i holds neuron neuron_ids[i]; None: neuron i."""
+
+    @property
+    def layer(self) -> int:
+        """The layer whose feed-forward weights these are, -1 for none."""
+        found = re.match(r"layer\.(\d+)", self.name)
+        return int(found[1]) if found else -1
 
     @property
     def num_extents(self) -> int:

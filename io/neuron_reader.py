@@ -21,6 +21,7 @@ from polyneuron.io.block_device import (
 from polyneuron.io.file_device import DeviceOptions, FileDevice, open_device
 from polyneuron.kernels.arena import Arena, NeuronRead, monotonic_ns
 from polyneuron.kernels.neuron_cache import NeuronCache
+from polyneuron.kernels.trace import put_read
 
 SLICE_NS = 200_000_000
 BATCH = 64
@@ -124,6 +125,8 @@ class NeuronReader:
 
     def _take_end(self, completion: ReadCompletion) -> None:
         order, attempt = self._under_way.pop(completion.tag)
+        if self._reads.trace:
+            self._trace(order, completion)
         self._reads.reads += 1
         self._reads.bytes_read += completion.num_bytes
         self._reads.latency_ns += completion.latency_ns
@@ -134,6 +137,13 @@ class NeuronReader:
             self._submit(order, attempt + 1)
         else:
             self._end(order, error)
+
+    def _trace(self, order: NeuronRead, completion: ReadCompletion) -> None:
+        layer, neuron = divmod(order.neuron, self._reads.file.neurons_per_layer)
+        put_read(
+            self._arena, self._reads.trace, latency_ns=completion.latency_ns, layer=layer,
+            neuron=neuron, num_bytes=completion.num_bytes, status=-completion.status,
+        )  # fmt: skip
 
     def _end(self, order: NeuronRead, error: int) -> None:
         self._arena.end_neuron_read(self._offset, order.neuron, error)

@@ -61,10 +61,17 @@ class Part:
 
 
 class SectionReader:
-    """Keeps a device busy with the pieces of the sections that were ordered, in order."""
+    """Keeps a device busy with the pieces of the sections that were ordered, in order.
 
-    def __init__(self, device: BlockDevice) -> None:
-        self._device = device
+    `on_end` is told of every read that ended, a failed one too.
+    """
+
+    def __init__(
+        self,
+        device: BlockDevice,
+        on_end: Callable[[Part, ReadCompletion], None] = lambda _part, _completion: None,
+    ) -> None:
+        self._device, self._on_end = device, on_end
         self._waiting: deque[Part] = deque()
         self._in_flight: dict[int, Part] = {}
         self._next_tag = 0
@@ -100,6 +107,7 @@ class SectionReader:
         landed = []
         for completion in self._device.reap(MAX_REAPED, 1, timeout_ns):
             part = self._in_flight.pop(completion.tag)
+            self._on_end(part, completion)
             if completion.status == 0:
                 landed.append(part)
             else:

@@ -74,6 +74,7 @@ class StepFlag(IntEnum):
 
     TRACE = 1
     DRY = 2
+    TIMED = 4
 
 
 class StepStatus(IntEnum):
@@ -136,9 +137,9 @@ class Arena:
         pad = -start % PAGE_BYTES
         return cls(start + pad, array.nbytes - pad, (array, keep))
 
-    def format(self, board: int, max_ops: int, num_executors: int, trace_records: int) -> None:
+    def format(self, board: int, max_ops: int, num_executors: int) -> None:
         """Write header and board; what was in the arena before is forgotten."""
-        lib.arena_format(self.base, self.num_bytes, board, max_ops, num_executors, trace_records)
+        lib.arena_format(self.base, self.num_bytes, board, max_ops, num_executors)
 
     def check(self) -> None:
         """Raise `ProtocolError` unless an arena of this layout is here."""
@@ -162,10 +163,6 @@ class Arena:
     def op(self, program: int, index: int) -> Any:
         """`struct step_op` number `index` of the program at offset `program`, live."""
         return ffi.addressof(ffi.cast("struct step_op *", self.base + program)[index])
-
-    def trace_record(self, ring: int, index: int) -> Any:
-        """`struct trace_record` number `index` of the ring at offset `ring`."""
-        return ffi.cast("struct trace_record *", self.base + ring)[index]
 
     def view(self, offset: int, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """A writable array over the arena's own bytes."""

@@ -10,13 +10,14 @@ HEADERS = sorted(path.relative_to(ROOT.parent).as_posix() for path in (ROOT / "s
 # Declarations only: cffi parses no preprocessor.
 API_HEADERS = (
     "kernels_api.h", "engine_api.h", "io_engine_api.h", "neuron_cache_api.h", "neuron_reads_api.h",
+    "trace_api.h",
 )  # fmt: skip
 
 ffibuilder = FFI()
 ffibuilder.cdef("\n".join((ROOT / "src" / name).read_text() for name in API_HEADERS))
 ffibuilder.set_source(
     "polyneuron.kernels._kernels",
-    '#include "kernels.h"\n#include "engine.h"\n#include "io_engine.h"\n#include "neuron_reads.h"',
+    '#include "kernels.h"\n#include "engine.h"\n#include "io_engine.h"\n#include "neuron_reads.h"\n#include "trace.h"',
     sources=SOURCES,
     include_dirs=["kernels/src"],
     depends=HEADERS,

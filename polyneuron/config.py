@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polyneuron.errors import ConfigError
+from polyneuron.timeline_events import TraceDetail
 
 ENV_PREFIX = "POLYNEURON_"
 DEFAULT_NUM_CTX = 4096
@@ -74,8 +75,10 @@ class EngineConfig:
     """Predicted mode: compute no cluster before the rows of all have landed; to compare with."""
     keep_neurons: bool = True
     """Predicted mode: whether the neuron cache keeps rows for later tokens; no: to compare with."""
-    trace: bool = False
-    """Keep trace records of every op."""
+    trace: str | None = None
+    """The file a timeline is written to (docs/TIMELINE.md); None: none is."""
+    trace_detail: TraceDetail = TraceDetail.AUTO
+    """Which steps of a timeline have records of ops, clusters and reads."""
     deterministic: bool = False
     """Hash every step's logits; in memory the result is deterministic in any case."""
     queue_depth: int = 32
@@ -83,6 +86,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mode", _mode_of(self.mode))
+        object.__setattr__(self, "trace_detail", _detail_of(self.trace_detail))
         if self.ffn_resident is not None and not 0 <= self.ffn_resident <= 1:
             raise ConfigError(f"ffn_resident is {self.ffn_resident}: must be 0 to 1, or None")
         if any(count < 0 for count in self.hot_clusters):
@@ -115,6 +119,14 @@ def _mode_of(value: str) -> FeedForwardMode:
     except ValueError:
         names = ", ".join(FeedForwardMode)
         raise ConfigError(f"mode is {value!r}: must be one of {names}") from None
+
+
+def _detail_of(value: str) -> TraceDetail:
+    try:
+        return TraceDetail(value)
+    except ValueError:
+        names = ", ".join(TraceDetail)
+        raise ConfigError(f"trace_detail is {value!r}: must be one of {names}") from None
 
 
 def check_whole(name: str, value: Any, low: int, high: int | None) -> None:

@@ -37,6 +37,7 @@ from polyneuron.model.tokenizer import Tokenizer
 from polyneuron.planning.budget import Budget, fit, fit_runnable, private_estimate, resolve_config
 from polyneuron.planning.layout import ArenaLayout
 from polyneuron.planning.source import ModelSource, open_source
+from polyneuron.recording import recorded, tell_run, with_trace_path
 
 if TYPE_CHECKING:
     from polyneuron.actors.launch import Actors
@@ -81,7 +82,7 @@ class Engine:
             base = replace(base, **settings)
         except TypeError as error:
             raise ConfigError(f"Engine: {error}") from None
-        self.config = resolve_config(base, self.spec)
+        self.config = resolve_config(with_trace_path(base), self.spec)
         # Asked once: what Ray takes later is counted apart.
         self._limit_bytes = self.config.memory_bytes or HostMemory().default_budget()
         self.source, self.budget = self._plan_runnable(on_convert)
@@ -122,6 +123,7 @@ class Engine:
         # Imported late: importing Ray takes half a second and reads the environment.
         from polyneuron.actors.arena import object_bytes
 
+        self.timeline = cleanup.enter_context(recorded(self.config))
         cluster_config = ClusterConfig(object_bytes(self.layout))
         self.cluster = cleanup.enter_context(PrivateCluster(cluster_config))
         from polyneuron.actors import launch
@@ -138,6 +140,7 @@ class Engine:
             )
         self._actors = launch.launch(staff, self.spec, self.layout)
         cleanup.callback(self._actors.stop)
+        tell_run(self)
         self.read_report = self._load(on_load)
 
     def _forget_actors(self) -> None:
@@ -347,7 +350,7 @@ class Engine:
         The neuron cache shrinks or grows. ConfigError names the least, or that there is no cache.
         """
         num_slots = self.budget.slots_within(memory_bytes)
-        self._launch.ask_coordinator(self.actors, "resize_cache", num_slots)
+        self._launch.ask_coordinator(self.actors, "resize_cache", num_slots, memory_bytes)
 
     # ---- reports
 

@@ -123,6 +123,8 @@ class Timeline:
         for part in find_parts(path):  # of a run that was broken off
             part.unlink()
         self.path = path
+        self.started_ns = (clock or MonotonicClock()).now_ns()
+        """Before all of its events."""
         self._part = TimelinePart(part_path(path, "driver"), clock)
         self._is_closed = False
 
@@ -179,13 +181,17 @@ def _open_to_write(path: Path) -> BinaryIO:
 def merge_parts(path: Path) -> int:
     """Put the lines of all parts in order of time, numbered anew, into the file; their number.
 
-    Only places and times of lines are in memory, 32 bytes a line.
+    Where there are none no file is made. Only places and times of lines are in memory, 32 bytes a line.
     """
     parts = find_parts(path)
     places = np.fromiter(
         itertools.chain.from_iterable(_lines_of(part, i) for i, part in enumerate(parts)),
         dtype=np.dtype((np.int64, 4)),
     )  # time, part, offset, bytes
+    if len(places) == 0:
+        for part in parts:
+            part.unlink()
+        return 0
     order = np.lexsort((places[:, 2], places[:, 1], places[:, 0]))
     staged = path.with_name(f"{path.name}.tmp")
     try:

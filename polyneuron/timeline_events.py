@@ -108,7 +108,7 @@ KEYS: Mapping[Event, Keys] = MappingProxyType(
 """Keys that an event always has, beside time, number, actor and name."""
 
 OPTIONAL_KEYS: Mapping[Event, Keys] = MappingProxyType(
-    {Event.REQUEST: {"tokens": WHOLE, "reason": TEXT}}
+    {Event.REQUEST: {"tokens": WHOLE, "reason": TEXT}, Event.OP: {"stall_ns": WHOLE}}
 )
 """Keys that it has in some states."""
 

@@ -29,7 +29,6 @@ _Static_assert(sizeof(struct layer_stream) == 3 * CACHE_LINE, "counters on lines
 _Static_assert(sizeof(struct cluster_work) == CACHE_LINE, "clusters on lines of their own");
 _Static_assert(sizeof(struct layer_activity) == CACHE_LINE, "layout shared with Python");
 _Static_assert(sizeof(struct executor_record) == 128, "layout shared with Python");
-_Static_assert(sizeof(struct trace_record) == 64, "layout shared with Python");
 _Static_assert(sizeof(struct arena_header) <= ARENA_HEADER_BYTES, "header fits its page");
 
 struct step_board {

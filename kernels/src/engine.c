@@ -1,53 +1,11 @@
-/* Arena header, step board and the executors' loop (board.h tells how a step is shared). */
+/* The step board and the executors' loop (board.h tells how a step is shared). */
 #include <assert.h>
-#include <errno.h>
-#include <string.h>
-#include <sys/mman.h>
 
 #include "board.h"
 #include "neuron_cache.h"
+#include "trace.h"
 
 #define WAIT_SLICE_NS 100000000ll /* every waiter re-reads abort, stop and its place this often */
-
-size_t board_bytes(uint32_t max_ops) {
-    return sizeof(struct step_board) + max_ops * sizeof(struct op_state);
-}
-
-void arena_format(void *base, uint64_t arena_bytes, uint64_t board, uint32_t max_ops,
-                  uint32_t num_executors, uint32_t trace_records) {
-    assert(((uintptr_t)base & 4095) == 0);
-    assert(board >= ARENA_HEADER_BYTES && board + board_bytes(max_ops) <= arena_bytes);
-    assert(num_executors <= MAX_EXECUTORS && max_ops < (1u << PROGRESS_OP_BITS));
-    struct arena_header *header = base;
-    memset(header, 0, ARENA_HEADER_BYTES);
-    memset(at(base, board), 0, board_bytes(max_ops));
-    header->layout_version = ARENA_LAYOUT_VERSION;
-    header->arena_bytes = arena_bytes;
-    header->board = board;
-    header->num_executors = num_executors;
-    header->trace_records = trace_records;
-    board_at(base)->max_ops = max_ops;
-    __atomic_store_n(&header->magic, ARENA_MAGIC, __ATOMIC_RELEASE);
-}
-
-int arena_valid(const void *base) {
-    const struct arena_header *header = base;
-    return __atomic_load_n(&header->magic, __ATOMIC_ACQUIRE) == ARENA_MAGIC &&
-           header->layout_version == ARENA_LAYOUT_VERSION;
-}
-
-struct arena_header *arena_header_at(void *base) { return base; }
-
-int arena_release(void *base, uint64_t offset, uint64_t num_bytes) {
-    return madvise(at(base, offset), num_bytes, MADV_REMOVE) == 0 ? 0 : errno;
-}
-
-struct step_params *step_params_at(void *base) { return &board_at(base)->params; }
-
-struct executor_record *executor_at(void *base, uint32_t executor) {
-    assert(executor < MAX_EXECUTORS);
-    return &board_at(base)->executors[executor];
-}
 
 /* ---- the coordinator's side ---- */
 
@@ -130,7 +88,6 @@ uint32_t executor_attach(void *base, uint32_t executor, uint32_t unit, int32_t p
     record->unit = unit;
     record->pid = pid;
     record->kernel_ns = record->wait_ns = record->steps = 0;
-    record->trace_head = 0;
     record->seen_seq = __atomic_load_n(&board_at(base)->doorbell[unit], __ATOMIC_ACQUIRE);
     __atomic_store_n(&record->busy_seq, 0, __ATOMIC_SEQ_CST);
     return __atomic_add_fetch(&record->generation, 1, __ATOMIC_SEQ_CST);
@@ -144,6 +101,9 @@ struct walker { /* one executor inside one step */
     uint32_t generation;
     uint32_t seq;
     struct step_params step;
+    uint64_t before_ns;      /* of the running op, with STEP_TIMED: when it was come to, */
+    uint64_t layer_stall_ns; /* waited for its layer before it began, */
+    uint64_t row_stall_ns;   /* and for rows inside it */
 };
 
 static int must_leave(const struct walker *w) {
@@ -250,7 +210,8 @@ static int wait_for_layer(struct walker *w, const struct step_op *op) {
         __atomic_fetch_add(&w->record->heartbeat, 1, __ATOMIC_RELAXED);
         futex_wait(&stream->landed, landed, WAIT_SLICE_NS);
     }
-    __atomic_fetch_add(&stream->stall_ns, monotonic_ns() - start_ns, __ATOMIC_RELAXED);
+    w->layer_stall_ns = monotonic_ns() - start_ns;
+    __atomic_fetch_add(&stream->stall_ns, w->layer_stall_ns, __ATOMIC_RELAXED);
     return 0;
 }
 
@@ -258,30 +219,43 @@ static int waits_for_rows(const struct step_op *op) {
     return op->kind == OP_LATE_CLUSTERS || op->kind == OP_AWAIT_ROWS;
 }
 
-/* Wait until the rows of late clusters [first, last) have landed: 0, or -1 when one of them failed
- * or the step is over. */
-static int wait_for_rows(struct walker *w, const struct step_op *op, uint32_t first,
-                         uint32_t last) {
-    void *cache = at(w->base, op->cache);
-    uint64_t start_ns = 0;
-    for (uint32_t unit = first; unit < last; unit++) {
-        uint32_t left = UINT32_MAX, neuron;
-        while ((neuron = late_neuron(w->base, op, unit, &left)) != UINT32_MAX) {
-            if (!start_ns)
-                start_ns = monotonic_ns();
-            int landed;
-            while ((landed = neuron_cache_wait(cache, neuron, WAIT_SLICE_NS)) == 0) {
-                __atomic_fetch_add(&w->record->heartbeat, 1, __ATOMIC_RELAXED);
-                if (must_leave(w))
-                    return -1;
-            }
-            if (landed < 0)
+/* Wait until all rows of a late cluster have landed: 0, or -1 when one of them failed or the step is
+ * over. Counts those that had not. */
+static int wait_for_cluster(struct walker *w, const struct step_op *op, uint32_t unit,
+                            uint32_t *num_late) {
+    uint32_t left = UINT32_MAX, neuron;
+    while ((neuron = late_neuron(w->base, op, unit, &left)) != UINT32_MAX) {
+        int landed;
+        while ((landed = neuron_cache_wait(at(w->base, op->cache), neuron, WAIT_SLICE_NS)) == 0) {
+            __atomic_fetch_add(&w->record->heartbeat, 1, __ATOMIC_RELAXED);
+            if (must_leave(w))
                 return -1;
         }
+        if (landed < 0)
+            return -1;
+        *num_late += 1;
     }
-    struct layer_activity *activity = at(w->base, op->activity);
-    if (start_ns)
-        __atomic_fetch_add(&activity->stall_ns, monotonic_ns() - start_ns, __ATOMIC_RELAXED);
+    return 0;
+}
+
+/* The same for late clusters [first, last). */
+static int wait_for_rows(struct walker *w, const struct step_op *op, uint32_t first,
+                         uint32_t last) {
+    for (uint32_t unit = first; unit < last; unit++) {
+        uint64_t start_ns = monotonic_ns();
+        uint32_t num_late = 0, cluster = op->first_neuron / op->cluster_neurons + unit;
+        if (wait_for_cluster(w, op, unit, &num_late) != 0)
+            return -1;
+        if (num_late == 0)
+            continue;
+        uint64_t end_ns = monotonic_ns();
+        struct layer_activity *activity = at(w->base, op->activity);
+        __atomic_fetch_add(&activity->stall_ns, end_ns - start_ns, __ATOMIC_RELAXED);
+        w->row_stall_ns += end_ns - start_ns;
+        if (is_traced(&w->step))
+            trace_cluster(w->base, w->record, op->layer, cluster, TRACE_WAIT, start_ns, end_ns,
+                          num_late, num_late);
+    }
     return 0;
 }
 
@@ -295,27 +269,28 @@ static uint32_t claim_chunk(const struct walker *w, const struct step_op *op, ui
     return chunk ? chunk : 1;
 }
 
-static void trace_op(struct walker *w, uint32_t index, const struct step_op *op, uint64_t wait_ns,
-                     uint64_t start_ns, uint32_t num_units) {
-    uint64_t end_ns = monotonic_ns();
-    w->record->kernel_ns += end_ns - start_ns;
-    w->record->wait_ns += wait_ns;
-    uint32_t capacity = ((struct arena_header *)w->base)->trace_records;
-    if (capacity == 0)
+/* An op is over for this executor: count its times, and write them down where it did something. */
+static void count_times(struct walker *w, uint32_t index, const struct step_op *op,
+                        uint64_t start_ns, uint32_t num_units) {
+    uint64_t end_ns = monotonic_ns(), wait_ns = start_ns - w->before_ns;
+    w->record->kernel_ns += end_ns - start_ns - w->row_stall_ns;
+    w->record->wait_ns += wait_ns - w->layer_stall_ns;
+    if (num_units == 0 || !is_traced(&w->step) || w->record->trace == 0)
         return;
-    struct trace_record *ring = at(w->base, w->record->trace);
-    struct trace_record *slot = &ring[w->record->trace_head % capacity];
-    *slot = (struct trace_record){start_ns, end_ns, wait_ns, w->seq, index, op->kind,
-                                  op->layer, num_units, w->executor, {0, 0}};
-    __atomic_store_n(&w->record->trace_head, w->record->trace_head + 1, __ATOMIC_RELEASE);
+    trace_put(w->base, w->record->trace, &(struct trace_record){
+        .start_ns = start_ns, .end_ns = end_ns, .wait_ns = wait_ns,
+        .value = w->layer_stall_ns + w->row_stall_ns, .step_seq = w->seq, .what = TRACE_OP,
+        .kind = op->kind, .layer = op->layer, .index = index, .count = num_units,
+        .executor = w->executor});
 }
 
 /* Take part in one op: 0, or -1 when the step is over for this executor. */
 static int walk_op(struct walker *w, const struct step_op *ops, uint32_t index) {
     struct step_op local = ops[index];
     const struct step_op *op = &local;
-    int trace = (w->step.flags & STEP_TRACE) != 0;
-    uint64_t before_ns = trace ? monotonic_ns() : 0;
+    int is_timed = (w->step.flags & STEP_TIMED) != 0;
+    w->before_ns = is_timed ? monotonic_ns() : 0;
+    w->layer_stall_ns = w->row_stall_ns = 0;
     if (wait_for_ops(w, op->after) != 0)
         return -1;
     if (op->stream_index) {
@@ -323,7 +298,7 @@ static int walk_op(struct walker *w, const struct step_op *ops, uint32_t index) 
             return -1;
         relocate_op(&local, at(w->base, w->step.stream), w->step.stream_base);
     }
-    uint64_t start_ns = trace ? monotonic_ns() : 0;
+    uint64_t start_ns = is_timed ? monotonic_ns() : 0;
     struct op_state *state = &w->board->ops[index];
     uint32_t num_units = op_num_units(op, &w->step);
     uint32_t chunk = claim_chunk(w, op, num_units);
@@ -345,10 +320,10 @@ static int walk_op(struct walker *w, const struct step_op *ops, uint32_t index) 
         if (must_leave(w))
             return -1;
     }
+    if (is_timed) /* first: once all ops are complete the coordinator looks at the counts */
+        count_times(w, index, op, start_ns, mine);
     if (mine)
         advance(w, ops);
-    if (trace && mine)
-        trace_op(w, index, op, start_ns - before_ns, start_ns, mine);
     return stale;
 }
 
@@ -362,8 +337,8 @@ static void walk_step(struct walker *w) {
 
 int executor_serve(void *base, uint32_t executor, uint32_t generation, int64_t slice_ns) {
     struct arena_header *header = base;
-    struct walker w = {base, board_at(base), executor_at(base, executor), executor, generation, 0,
-                       {0}};
+    struct walker w = {.base = base, .board = board_at(base), .record = executor_at(base, executor),
+                       .executor = executor, .generation = generation};
     uint32_t *doorbell = &w.board->doorbell[w.record->unit];
     uint64_t end = monotonic_ns() + (uint64_t)slice_ns;
     for (;;) {

@@ -44,7 +44,11 @@ enum op_flag {
     OPF_FORGET = 2048     /* merge: the cache keeps nothing for the next layer */
 };
 
-enum step_flag { STEP_TRACE = 1, STEP_DRY = 2 /* claims and waits only, no kernel */ };
+enum step_flag {
+    STEP_TRACE = 1, /* write trace records, with STEP_TIMED */
+    STEP_DRY = 2,   /* claims and waits only, no kernel */
+    STEP_TIMED = 4  /* count the executors' times */
+};
 
 enum step_status { STEP_DONE = 0, STEP_TIMEOUT = 1, STEP_ABORTED = 2 };
 
@@ -136,29 +140,15 @@ struct executor_record {
     uint32_t busy_seq;        /* the step it is in, 0 when idle */
     uint64_t heartbeat;
     uint64_t steps;
-    uint64_t kernel_ns;       /* with STEP_TRACE, summed since attach */
-    uint64_t wait_ns;
+    uint64_t kernel_ns;       /* with STEP_TIMED, summed since attach: inside ops, */
+    uint64_t wait_ns;         /* and before them for other executors; flash is in neither */
     uint64_t scratch;         /* offset of its private scratch */
     uint64_t scratch_bytes;
-    uint64_t trace;           /* offset of its ring of trace records */
-    uint64_t trace_head;      /* records written since attach */
+    uint64_t trace;           /* offset of its struct trace_ring, 0: none */
+    uint64_t reserved64;
     uint32_t seen_seq;        /* the last step rung that it took notice of */
     uint32_t reserved32;
     uint64_t reserved[5];
-};
-
-/* One trace record, 64 bytes; the ring holds the latest ones. */
-struct trace_record {
-    uint64_t start_ns;        /* CLOCK_MONOTONIC */
-    uint64_t end_ns;
-    uint64_t wait_ns;         /* waited for earlier ops before start */
-    uint32_t step_seq;
-    uint32_t op_index;
-    uint32_t kind;
-    uint32_t layer;
-    uint32_t num_units;
-    uint32_t executor;
-    uint64_t reserved[2];
 };
 
 struct region { uint64_t offset; uint64_t bytes; };
@@ -173,7 +163,7 @@ struct arena_header {
     uint64_t arena_bytes;
     uint64_t board;           /* struct step_board */
     uint32_t num_executors;
-    uint32_t trace_records;   /* records in each executor's ring */
+    uint32_t reserved;
     struct region regions[16];
 };
 
@@ -224,7 +214,7 @@ struct layer_stream {
 size_t board_bytes(uint32_t max_ops);
 /* Format an arena: header and board. `base` is page aligned. */
 void arena_format(void *base, uint64_t arena_bytes, uint64_t board, uint32_t max_ops,
-                  uint32_t num_executors, uint32_t trace_records);
+                  uint32_t num_executors);
 /* 1 when base holds an arena of this layout. */
 int arena_valid(const void *base);
 struct arena_header *arena_header_at(void *base);

@@ -6,6 +6,7 @@
 #include "neuron_cache.h"
 #include "neuron_ops.h"
 #include "neuron_reads.h"
+#include "trace.h"
 
 #define ROOM_SLICE_NS 1000000ll
 #define ROOM_TIMEOUT_NS 60000000000ull /* longer than a reader waits for a device that hangs */
@@ -157,6 +158,22 @@ static void coefficients(void *base, const struct step_op *op, const struct clus
     feed_forward_act((int)op->activation, coef, deciding, up, n);
 }
 
+/* What the stages of a cluster took, token by token, in a step that wants records. */
+struct stage_times {
+    uint64_t last_ns; /* when a stage ended last; 0: no records are wanted */
+    uint64_t gc_ns;
+    uint64_t udc_ns;
+    uint32_t num_open; /* neurons whose gate was above zero */
+};
+
+static void end_stage(struct stage_times *times, uint64_t *stage_ns) {
+    if (times->last_ns == 0)
+        return;
+    uint64_t now_ns = monotonic_ns();
+    *stage_ns += now_ns - times->last_ns;
+    times->last_ns = now_ns;
+}
+
 /* Up and down of the active neurons -> the cluster's partial sums. */
 static void compute_active(void *base, const struct step_op *op, const struct step_params *step,
                            const struct cluster *c) {
@@ -200,7 +217,7 @@ static uint32_t keep_gated(float *gate, uint32_t *neuron, uint32_t *place, uint3
 /* Gates of one token's predicted neurons, then up and down where the gate is open -> its partial
  * sum. What exact mode computes, but for neurons that the predictor missed. */
 static void compute_token(void *base, const struct step_op *op, const struct step_params *step,
-                          const struct cluster *c, uint32_t token) {
+                          const struct cluster *c, uint32_t token, struct stage_times *times) {
     float gate[MAX_CLUSTER_NEURONS], up[MAX_CLUSTER_NEURONS], coef[MAX_CLUSTER_NEURONS];
     uint32_t neuron[MAX_CLUSTER_NEURONS], place[MAX_CLUSTER_NEURONS];
     struct layer_activity *activity = at(base, op->activity);
@@ -215,6 +232,8 @@ static void compute_token(void *base, const struct step_op *op, const struct ste
     add_bias_of(base, op->bias, neuron, gate, n);
     n = keep_gated(gate, neuron, place, n);
     count_activity(&activity->gated, n);
+    times->num_open += n;
+    end_stage(times, &times->gc_ns);
     if (has_gate(op)) {
         dot_rows((int)op->up_type, up, rows + op->up_row, op->row_stride, place, n, op->cols, x);
         add_bias_of(base, op->up_bias, neuron, up, n);
@@ -224,20 +243,40 @@ static void compute_token(void *base, const struct step_op *op, const struct ste
     }
     n = sum_down(base, op, partial_of(base, op, step, c->index, token), coef, place, n);
     count_activity(&activity->active, n);
+    end_stage(times, &times->udc_ns);
+}
+
+/* Write down what compute() did. Of several tokens the stages took turns; shown are their sums. */
+static void trace_computed(void *base, const struct step_op *op, struct executor_record *executor,
+                           const struct cluster *c, uint64_t start_ns,
+                           const struct stage_times *times) {
+    uint32_t n = c->work->num_active, num_open = n;
+    uint64_t gates_ns = start_ns + times->gc_ns;
+    if (op->flags & OPF_PREDICTED) {
+        num_open = times->num_open;
+        trace_cluster(base, executor, op->layer, c->index, TRACE_GC, start_ns, gates_ns, n, 0);
+    }
+    trace_cluster(base, executor, op->layer, c->index, TRACE_UDC, gates_ns,
+                  gates_ns + times->udc_ns, num_open, 0);
 }
 
 /* All that is left of a cluster whose rows are all here. */
 static void compute(void *base, const struct step_op *op, const struct step_params *step,
-                    const struct cluster *c) {
+                    struct executor_record *executor, const struct cluster *c) {
     uint32_t n = c->work->num_active;
+    uint64_t start_ns = traced_ns(step);
+    struct stage_times times = {.last_ns = start_ns};
     for (uint32_t i = 0; i < n; i++)
         c->place[i] &= ~(uint32_t)SLOT_LATE;
     if (!(op->flags & OPF_PREDICTED)) {
         compute_active(base, op, step, c);
-        return;
+        end_stage(&times, &times.udc_ns);
+    } else {
+        for (uint32_t t = 0; n && t < step->num_tokens; t++)
+            compute_token(base, op, step, c, t, &times);
     }
-    for (uint32_t t = 0; n && t < step->num_tokens; t++)
-        compute_token(base, op, step, c, t);
+    if (start_ns && n)
+        trace_computed(base, op, executor, c, start_ns, &times);
 }
 
 /* Whether all rows of a cluster whose reads were ordered earlier have landed by now. */
@@ -255,6 +294,7 @@ void run_predict(void *base, const struct step_op *op, const struct step_params 
     struct layer_activity *activity = at(base, op->activity);
     for (uint32_t unit = first; unit < last; unit++) {
         struct cluster c = cluster_of(base, op, unit);
+        uint64_t start_ns = traced_ns(step);
         multiply_tiles(base, op, step, &c);
         const float *threshold = (const float *)at(base, op->bias) + c.first;
         for (uint32_t t = 0; t < step->num_tokens; t++) {
@@ -264,6 +304,9 @@ void run_predict(void *base, const struct step_op *op, const struct step_params 
         }
         count_activity(&activity->predicted, choose(base, op, step, &c));
         find_rows(base, op, step, executor, &c);
+        if (start_ns)
+            trace_cluster(base, executor, op->layer, c.index, TRACE_PRED, start_ns, monotonic_ns(),
+                          c.work->num_active, c.work->num_late);
     }
 }
 
@@ -276,12 +319,16 @@ void run_clusters(void *base, const struct step_op *op, const struct step_params
             if (has_landed(base, op, &c))
                 c.work->num_late = 0;
         } else {
+            uint64_t start_ns = traced_ns(step);
             decide(base, op, step, &c);
             count_activity(&activity->gated, choose(base, op, step, &c));
             find_rows(base, op, step, executor, &c);
+            if (start_ns)
+                trace_cluster(base, executor, op->layer, c.index, TRACE_GC, start_ns,
+                              monotonic_ns(), c.num, c.work->num_late);
         }
         if (c.work->num_late == 0)
-            compute(base, op, step, &c);
+            compute(base, op, step, executor, &c);
     }
 }
 
@@ -297,10 +344,10 @@ uint32_t late_neuron(void *base, const struct step_op *op, uint32_t unit, uint32
 }
 
 void run_late_clusters(void *base, const struct step_op *op, const struct step_params *step,
-                       uint32_t first, uint32_t last) {
+                       struct executor_record *executor, uint32_t first, uint32_t last) {
     for (uint32_t unit = first; unit < last; unit++) {
         struct cluster c = cluster_of(base, op, unit);
         if (c.work->num_late != 0)
-            compute(base, op, step, &c);
+            compute(base, op, step, executor, &c);
     }
 }

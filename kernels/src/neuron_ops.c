@@ -77,7 +77,7 @@ void neuron_op_run(void *base, const struct step_op *op, const struct step_param
         run_clusters(base, op, step, executor, first, last);
         break;
     case OP_LATE_CLUSTERS:
-        run_late_clusters(base, op, step, first, last);
+        run_late_clusters(base, op, step, executor, first, last);
         break;
     case OP_MERGE:
         run_merge(base, op, step, first, last);

@@ -46,7 +46,7 @@ uint32_t sum_down(void *base, const struct step_op *op, float *partial, float *c
 void run_clusters(void *base, const struct step_op *op, const struct step_params *step,
                   struct executor_record *executor, uint32_t first, uint32_t last);
 void run_late_clusters(void *base, const struct step_op *op, const struct step_params *step,
-                       uint32_t first, uint32_t last);
+                       struct executor_record *executor, uint32_t first, uint32_t last);
 void run_predict(void *base, const struct step_op *op, const struct step_params *step,
                  struct executor_record *executor, uint32_t first, uint32_t last);
 

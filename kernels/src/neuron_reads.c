@@ -9,6 +9,7 @@
 
 #include "board.h"
 #include "neuron_reads.h"
+#include "trace.h"
 
 #define BATCH 256u
 #define MAX_ATTEMPTS 3u            /* reads of one neuron before it is given up */
@@ -197,7 +198,11 @@ static void take_end(struct reader *reader, const struct read_completion *end) {
     count(&reads->reads, 1);
     count(&reads->bytes_read, end->num_bytes);
     count(&reads->latency_ns, end->latency_ns);
-    struct neuron_miss order = {(uint32_t)(end->tag >> 32), (uint32_t)end->tag & NO_SLOT};
+    uint32_t neuron = (uint32_t)(end->tag >> 32), per_layer = reads->file.neurons_per_layer;
+    if (reads->trace)
+        trace_put_read(reader->base, reads->trace, end->latency_ns, neuron / per_layer,
+                       neuron % per_layer, (uint32_t)end->num_bytes, status);
+    struct neuron_miss order = {neuron, (uint32_t)end->tag & NO_SLOT};
     uint32_t attempt = (uint8_t)(end->tag >> SLOT_BITS) + 1u;
     if (status != 0 && attempt < MAX_ATTEMPTS) {
         struct read_request again = request_of(reader, order, attempt);

@@ -32,7 +32,7 @@ struct neuron_reads {
     uint64_t reads;           /* counters, written by the reader */
     uint64_t bytes_read;
     uint64_t latency_ns;      /* summed over reads */
-    uint64_t pad1;
+    uint64_t trace;           /* arena offset of its struct trace_ring, 0: none */
     struct neuron_file file;
     uint64_t pad2;
 };

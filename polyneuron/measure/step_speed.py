@@ -71,7 +71,7 @@ def _board(threads: int) -> Iterator[Arena]:
     rows = program + NUM_OPS * STEP_OP_BYTES
     acts = rows + UNITS * COLS * 4
     arena = Arena.over(np.zeros(acts + UNITS * ACT_BYTES + 2 * PAGE_BYTES, np.uint8))
-    arena.format(HEADER_BYTES, NUM_OPS, threads, 0)
+    arena.format(HEADER_BYTES, NUM_OPS, threads)
     ops = [
         StepOp(
             kind=OpKind.QUANTIZE, after=index, cols=COLS, in_=rows, in_stride=COLS * 4,

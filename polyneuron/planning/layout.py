@@ -14,6 +14,7 @@ from polyneuron.io.predictor_file import PredictorFile
 from polyneuron.kernels.arena import board_bytes, neuron_reads_bytes
 from polyneuron.kernels.neuron_cache import neuron_cache_bytes
 from polyneuron.kernels.quant import KV_BLOCK_TOKENS, TILE_ROWS, StorageType, kv_block_bytes
+from polyneuron.kernels.trace import trace_ring_bytes
 from polyneuron.model.spec import ModelSpec
 from polyneuron.planning.allocator import Allocator, Span
 from polyneuron.planning.bundle_places import NUM_BUFFERS, place_bundles
@@ -31,7 +32,6 @@ ACT_BLOCK_BYTES = 40
 MAX_OPS_PER_LAYER = 20
 MAX_OPS_OUTSIDE = 8
 MAILBOX_HEAD_BYTES = 64
-TRACE_RECORD_BYTES = 64
 STEP_OP_BYTES = 256
 TRACE_RECORDS = 1 << 14
 LAYER_STREAM_BYTES = 192
@@ -264,6 +264,11 @@ def program_names(config: EngineConfig) -> list[str]:
     return ["prefill", *(f"decode.{width}" for width in hot_widths(config))]
 
 
+def trace_rings(config: EngineConfig) -> list[str]:
+    """One for each executor, by its number, and those of the two readers."""
+    return [*(str(index) for index in range(num_executors(config))), "stream", "reads"]
+
+
 def _board_parts(
     spec: ModelSpec, config: EngineConfig, rows: NeuronRows | None, residency: Residency
 ) -> tuple[int, list[tuple[str, int]]]:
@@ -328,8 +333,8 @@ def plan_layout(
     else:
         sections = _place_sections(allocator, manifest, residency.num_resident)
     allocator.region("scratch", _scratch_parts(spec, config, rows))
-    records = TRACE_RECORD_BYTES * TRACE_RECORDS if config.trace else 0
-    allocator.region("trace", [(str(i), records) for i in range(num_executors(config))])
+    ring_bytes = trace_ring_bytes(TRACE_RECORDS) if config.trace else 0
+    allocator.region("trace", [(name, ring_bytes) for name in trace_rings(config)])
     weights = _place_weights(manifest, sections)
     weights |= _place_predictors(predictors, allocator.at("fixed.predictors"))
     return ArenaLayout(

@@ -42,7 +42,7 @@ class Board:
         self.acts = self.rows + TOKENS * COLS * 4
         num_bytes = self.acts + len(units) * TOKENS * 64
         self.arena = Arena.over(np.zeros(num_bytes + 2 * PAGE_BYTES, np.uint8))
-        self.arena.format(HEADER_BYTES, MAX_OPS, num_executors, 0)
+        self.arena.format(HEADER_BYTES, MAX_OPS, num_executors)
         ops = [
             StepOp(
                 kind=OpKind.QUANTIZE, unit=unit, after=index, cols=COLS,

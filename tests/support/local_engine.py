@@ -112,8 +112,9 @@ class LocalEngine:
         """Fill the stage buffers until the stream stops."""
         schedules = [self.layout.loads(phase) for phase in (Phase.PREFILL, Phase.DECODE)]
         offset = self.layout.at("boards.stream")
+        trace = self.layout.at("trace.stream") if self.config.trace else 0
         with open_device(self.source.path) as device:
-            LayerReader(self._wrap(device), self.arena, offset, schedules).run()
+            LayerReader(self._wrap(device), self.arena, offset, schedules, trace).run()
 
     def _read_neurons(self) -> None:
         """Perform the reads executors order until the ring stops."""

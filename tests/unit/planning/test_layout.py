@@ -36,7 +36,7 @@ CONFIGS = st.builds(
     max_sequences=st.integers(1, 4),
     max_requests=st.integers(1, 20),
     max_logit_rows=st.integers(4, 64),
-    trace=st.booleans(),
+    trace=st.sampled_from([None, "run.jsonl"]),
 )
 
 
@@ -170,7 +170,7 @@ class TestLayout:
 
     def test_trace_takes_room_only_when_on(self) -> None:
         assert make_layout().spans["trace"].num_bytes == 0
-        assert make_layout(config=replace(CONFIG, trace=True)).spans["trace"].num_bytes > 0
+        assert make_layout(config=replace(CONFIG, trace="run.jsonl")).spans["trace"].num_bytes > 0
 
     def test_mailbox_holds_a_context(self) -> None:
         assert make_layout().spans["mailbox.0"].num_bytes >= 4 * CONFIG.num_ctx + 8

@@ -1,0 +1,78 @@
+/* Rings of trace records (trace_api.h). A record is written before the count that announces it; the
+ * consumer looks at the count again after copying, as with a seqlock. */
+#include <assert.h>
+#include <string.h>
+
+#include "trace.h"
+
+_Static_assert(sizeof(struct trace_record) == CACHE_LINE, "layout shared with Python");
+_Static_assert(sizeof(struct trace_ring) == CACHE_LINE, "records begin at a line");
+
+size_t trace_ring_bytes(uint32_t capacity) {
+    return sizeof(struct trace_ring) + capacity * sizeof(struct trace_record);
+}
+
+struct trace_ring *trace_ring_at(void *base, uint64_t ring) { return at(base, ring); }
+
+static struct trace_record *slot(struct trace_ring *ring, uint64_t number) {
+    return (struct trace_record *)(ring + 1) + (number & (ring->capacity - 1));
+}
+
+void trace_format(void *base, uint64_t offset, uint32_t capacity) {
+    struct trace_ring *ring = at(base, offset);
+    assert(capacity > 1 && (capacity & (capacity - 1)) == 0);
+    *ring = (struct trace_ring){.capacity = capacity};
+}
+
+void trace_put(void *base, uint64_t offset, const struct trace_record *record) {
+    struct trace_ring *ring = at(base, offset);
+    uint64_t head = ring->head;
+    *slot(ring, head) = *record;
+    __atomic_store_n(&ring->head, head + 1, __ATOMIC_RELEASE);
+}
+
+void trace_put_read(void *base, uint64_t offset, uint64_t latency_ns, uint32_t layer,
+                    uint64_t neuron, uint32_t num_bytes, uint32_t status) {
+    struct trace_ring *ring = at(base, offset);
+    uint32_t step_seq = __atomic_load_n(&ring->step_seq, __ATOMIC_RELAXED);
+    if (step_seq == 0)
+        return;
+    uint64_t now_ns = monotonic_ns();
+    trace_put(base, offset, &(struct trace_record){
+        .start_ns = now_ns - latency_ns, .end_ns = now_ns, .value = neuron, .step_seq = step_seq,
+        .what = TRACE_READ, .kind = status, .layer = layer, .count = num_bytes});
+}
+
+/* The first record that is safe: the one before it may be being overwritten at this moment. */
+static uint64_t first_safe(struct trace_ring *ring) {
+    uint64_t head = __atomic_load_n(&ring->head, __ATOMIC_ACQUIRE);
+    return head >= ring->capacity ? head - ring->capacity + 1 : 0;
+}
+
+uint32_t trace_drain(void *base, uint64_t offset, uint64_t *tail, struct trace_record *records,
+                     uint32_t max, uint64_t *lost) {
+    struct trace_ring *ring = at(base, offset);
+    uint64_t first = first_safe(ring) > *tail ? first_safe(ring) : *tail;
+    uint64_t left = __atomic_load_n(&ring->head, __ATOMIC_ACQUIRE) - first;
+    uint32_t num = left < max ? (uint32_t)left : max;
+    for (uint32_t i = 0; i < num; i++)
+        records[i] = *slot(ring, first + i);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    uint64_t safe = first_safe(ring);
+    uint32_t torn = safe <= first ? 0 : safe - first < num ? (uint32_t)(safe - first) : num;
+    memmove(records, records + torn, (num - torn) * sizeof *records);
+    *lost += first + torn - *tail;
+    *tail = first + num;
+    return num - torn;
+}
+
+void trace_cluster(void *base, struct executor_record *executor, uint32_t layer, uint32_t cluster,
+                   enum trace_stage stage, uint64_t start_ns, uint64_t end_ns, uint32_t neurons,
+                   uint32_t misses) {
+    if (executor->trace == 0)
+        return;
+    trace_put(base, executor->trace, &(struct trace_record){
+        .start_ns = start_ns, .end_ns = end_ns, .value = misses, .step_seq = executor->busy_seq,
+        .what = TRACE_CLUSTER, .kind = stage, .layer = layer, .index = cluster, .count = neurons,
+        .executor = (uint32_t)(executor - board_at(base)->executors)});
+}
