@@ -91,6 +91,8 @@ class CoordinatorShell:
         self._supervisor = Supervisor(self._arena, tuple(crew.executors))
         self._serve(list(crew.executors))
         report = self._read_resident(reads)
+        if self._io_meter is not None:
+            self._io_meter.take()  # what start-up put into the neuron cache no step has missed
         self._readers.start()
         self._is_manned = True
         return report

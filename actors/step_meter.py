@@ -60,6 +60,8 @@ class StepMeter:
 
     def opened(self, step_seq: int, step: int, *, want_reads: bool) -> None:
         """A step is about to be rung under this number."""
+        if not self._steps:  # what start-up read into the cache is of no step
+            self._cache_before = self._cache_counts()
         self._steps[step_seq] = step
         while len(self._steps) > REMEMBERED_STEPS:
             del self._steps[next(iter(self._steps))]

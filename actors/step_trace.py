@@ -118,11 +118,11 @@ class TimelineTrace(StepTrace):
             self._tell_batch(plan.batch_change.num_sequences)
 
     def _tell_batch(self, num_sequences: int) -> None:
-        hot, bundles = self._layout.config.hot_for(num_sequences), self._layout.bundles
-        share = 0.0
-        if bundles is not None:
-            rows = bundles.rows
-            share = min(1.0, hot * rows.cluster_neurons / rows.num_neurons)
+        hot, share = self._layout.config.hot_for(num_sequences), 0.0
+        if bundles := self._layout.bundles:  # what is not pinned cannot be hot
+            neurons = min(bundles.rows.neurons_in(hot), bundles.pinned_neurons)
+            hot = -(-neurons // bundles.rows.cluster_neurons)
+            share = neurons / bundles.rows.num_neurons
         self._log.emit(Event.BATCH, sequences=num_sequences, hot_clusters=hot, hot_share=share)
 
     def begin(self, graph: str, units: Collection[Unit]) -> int:
