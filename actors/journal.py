@@ -245,10 +245,13 @@ class JournalReplay:
 
 def replay_journal(path: Path) -> Iterator[tuple[JournalEntry, bytes]]:
     """Each entry of a journal, and what a fresh state answers to it now."""
-    entries = read_journal(path)
-    head = next(entries, None)
-    if head is None:
+    replay = None
+    for entry in read_journal(path):
+        if entry.event == "journal":
+            replay = JournalReplay.open(entry)
+        elif replay is None:
+            raise FormatError(f"{path}: does not begin as a journal does")
+        else:
+            yield entry, replay.answer(entry)
+    if replay is None:
         raise FormatError(f"{path}: is empty, no journal")
-    replay = JournalReplay.open(head)
-    for entry in entries:
-        yield entry, replay.answer(entry)

@@ -40,9 +40,9 @@ class RecordSpool:
 
     def write(self, records: NDArray[np.void], steps: Mapping[int, int]) -> None:
         """Append records (n,); `steps` has the number of the step behind each step_seq."""
-        for step_seq in np.unique(records["step_seq"]).tolist():
-            chosen = records["step_seq"] == step_seq
-            records["step_seq"][chosen] = steps.get(step_seq, UNKNOWN_STEP)
+        seqs, places = np.unique(records["step_seq"], return_inverse=True)
+        found = [steps.get(step_seq, UNKNOWN_STEP) for step_seq in seqs.tolist()]
+        records["step_seq"] = np.array(found, np.uint32)[places]
         self._file.write(records.tobytes())
 
     def close(self) -> None:

@@ -167,8 +167,16 @@ def check_writable(path: Path) -> None:
         raise ConfigError(f"--trace {path}: is a folder; name a file in it")
     if not path.parent.is_dir():
         raise ConfigError(f"--trace {path}: there is no folder {path.parent}; make it first")
+    if path.exists() and path.stat().st_size and not _is_timeline(path):
+        raise ConfigError(f"--trace {path}: is there and is no timeline; name another file")
     if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
         raise ConfigError(f"--trace {path}: may not be written; name a file in a folder of yours")
+
+
+def _is_timeline(path: Path) -> bool:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return file.read(len(_TIME)) == _TIME
+    return False
 
 
 def _open_to_write(path: Path) -> BinaryIO:

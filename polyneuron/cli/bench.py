@@ -20,6 +20,7 @@ from polyneuron.measure.llama_cpp_peer import LlamaCpp
 from polyneuron.measure.speed import SpeedTest
 from polyneuron.model.locate import locate_model
 from polyneuron.planning.source import open_source
+from polyneuron.timeline_events import TraceDetail
 
 if TYPE_CHECKING:
     from polyneuron.engine import Engine
@@ -58,6 +59,8 @@ def bench(
     output: Annotated[
         OutputFormat, option("--output", "-o", panel=OUTPUT, text="a table or JSON")
     ] = OutputFormat.MARKDOWN,
+    trace: options.Trace = None,
+    trace_detail: options.Detail = TraceDetail.AUTO,
     as_json: options.Json = False,
 ) -> None:
     """Tokens a second of prefill and decode, on random tokens."""
@@ -72,8 +75,9 @@ def bench(
         raise ConfigError(f"--peer {peer}: the only one known is {LlamaCpp.name}")
     path = locate_model(model)
     config = EngineConfig(
-        num_workers=threads, max_sequences=1, **options.budget(memory, ffn_resident, mode, model)
-    )
+        num_workers=threads, max_sequences=1, trace=options.traced(trace), trace_detail=trace_detail,
+        **options.budget(memory, ffn_resident, mode, model),
+    )  # fmt: skip
     if plan is not None:
         config = options.planned(config, Path(plan), model)
     num_workers = config.num_workers or len(usable_cores())

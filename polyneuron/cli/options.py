@@ -13,6 +13,8 @@ from polyneuron.errors import ConfigError
 from polyneuron.model.locate import locate_model
 from polyneuron.model.sampling import SETTINGS, SamplingParams
 from polyneuron.sizes import parse_size
+from polyneuron.timeline import check_writable
+from polyneuron.timeline_events import TraceDetail
 
 SAMPLING = "Sampling"
 ENGINE = "Engine"
@@ -77,6 +79,13 @@ PlanPath = Annotated[
 Deterministic = Annotated[
     bool, option("--deterministic", panel=ENGINE, text="hash every step's logits")
 ]
+Trace = Annotated[
+    str | None, option("--trace", panel=OUTPUT, text="a timeline goes to this file, JSON lines")
+]
+Detail = Annotated[
+    TraceDetail,
+    option("--trace-detail", panel=OUTPUT, text="steps whose ops, clusters and reads are in it"),
+]
 Json = Annotated[bool, option("--json", panel=OUTPUT, text="one JSON object on stdout")]
 
 Temp = Annotated[float, option("--temp", panel=SAMPLING, text="0: always the likeliest token")]
@@ -138,6 +147,13 @@ def planned(config: EngineConfig, path: Path, model: str) -> EngineConfig:
     source = open_source(locate_model(model))
     check_plan(plan, path, source, HostMemory().available().num_bytes)
     return replace(config, **plan.settings())
+
+
+def traced(path: str | None) -> str | None:
+    """The file of `--trace`, after a look at whether it can be written."""
+    if path is not None:
+        check_writable(Path(path))
+    return path
 
 
 DEFAULTS: dict[str, Any] = {name: _default(name) for name in SETTINGS}

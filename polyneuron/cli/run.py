@@ -22,6 +22,7 @@ from polyneuron.config import (
     FeedForwardMode,
 )
 from polyneuron.errors import ConfigError, DeviceError
+from polyneuron.timeline_events import TraceDetail
 
 if TYPE_CHECKING:
     from polyneuron.completion import BestOf, Completion, RequestIo
@@ -74,6 +75,8 @@ def run(
     verbose_prompt: Annotated[
         bool, option("--verbose-prompt", panel=OUTPUT, text="print the prompt's tokens first")
     ] = False,
+    trace: options.Trace = None,
+    trace_detail: options.Detail = TraceDetail.AUTO,
     as_json: options.Json = False,
 ) -> None:
     """Complete a prompt; control tokens in it count as such."""
@@ -93,6 +96,7 @@ def run(
     config = EngineConfig(
         num_ctx=ctx_size, num_workers=threads, deterministic=deterministic,
         max_sequences=best_of, max_logit_rows=max(best_of, DEFAULT_LOGIT_ROWS),
+        trace=options.traced(trace), trace_detail=trace_detail,
         **options.budget(memory, ffn_resident, mode, model),
     )  # fmt: skip
     if plan is not None:

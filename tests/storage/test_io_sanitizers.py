@@ -34,6 +34,7 @@ PROGRAMS = [
             "neuron_cache_policy.c",
             "neuron_cache_regions.c",
             "neuron_reads.c",
+            "trace.c",
         ),
     ),
 ]

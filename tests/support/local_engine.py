@@ -21,6 +21,7 @@ from polyneuron.actors.messages import SubmitRequest
 from polyneuron.actors.request_book import RequestBook
 from polyneuron.actors.sequence_run import SequenceRun
 from polyneuron.actors.step_runner import StepRunner
+from polyneuron.actors.step_trace import StepTrace, make_trace
 from polyneuron.config import EngineConfig, Phase
 from polyneuron.errors import EngineError
 from polyneuron.io.arena_loader import read_all
@@ -85,7 +86,8 @@ class LocalEngine:
         self.arena = self._local.arena
         format_arena(self.arena, self.layout, num_executors(self.config))
         self._read_weights()
-        self._runner = StepRunner(self.arena, self.spec, self.layout)
+        self._trace = make_trace(self.arena, self.layout)
+        self._runner = StepRunner(self.arena, self.spec, self.layout, self._trace)
         self._next_id = 1
         units = [Unit.CPU] * self.config.num_workers + [Unit.NPU] * self.config.num_npu_threads
         # Attached here, not in the threads: an executor takes part in steps rung after that.
@@ -181,7 +183,7 @@ class LocalEngine:
 
         Requests in `cancels` are ended before the step of their number.
         """
-        book = RecordingBook(self.arena, self.layout, self._runner)
+        book = RecordingBook(self.arena, self.layout, self._runner, self._trace)
         due = list(groups)
         for step in itertools.count():
             for group in [group for when, group in due if when <= step]:
@@ -194,6 +196,7 @@ class LocalEngine:
             if plan is not None:
                 logits = self._perform(plan)
                 book.step_done(plan, logits, self.step_ns[-1])
+                self._trace.step_done(plan, self.step_ns[-1], None)
             elif not due:
                 break
         return [book.result(request.request_id) for _, group in groups for request in group]
@@ -228,6 +231,7 @@ class LocalEngine:
         for thread in self._threads:
             thread.join(JOIN_TIMEOUT_S)
             assert not thread.is_alive()
+        self._trace.close()
         self._local.close()
 
     def __enter__(self) -> Self:
@@ -245,8 +249,10 @@ class LocalEngine:
 class RecordingBook(RequestBook):
     """Keeps the logits each request was given."""
 
-    def __init__(self, arena: Arena, layout: ArenaLayout, runner: StepRunner) -> None:
-        super().__init__(arena, layout, runner)
+    def __init__(
+        self, arena: Arena, layout: ArenaLayout, runner: StepRunner, trace: StepTrace
+    ) -> None:
+        super().__init__(arena, layout, runner, trace)
         self._logits: dict[int, list[NDArray[np.float32]]] = {}
         self._tokens: dict[int, list[int]] = {}
 

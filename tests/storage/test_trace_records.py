@@ -1,0 +1,179 @@
+"""Trace records of whole steps: every unit, stage and read is in them once, with its times."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polyneuron.actors.trace_records import RecordSpool, convert_records, spool_path
+from polyneuron.errors import FormatError
+from polyneuron.io.block_device import BlockDevice
+from polyneuron.io.ncf_format import Layout
+from polyneuron.kernels.trace import TRACE_RECORD, TraceStage, TraceWhat
+from polyneuron.model.convert import convert
+from polyneuron.timeline import TimelineEvent, merge_parts, part_path, read_timeline
+from tests.support.local_engine import LocalEngine
+from tests.support.sparse_models import drelu_model, late_reads
+from tests.support.tiny_gguf import write_tiny_gguf
+
+NUM_LAYERS, NUM_CLUSTERS, NUM_TOKENS = 3, 11, 6
+PROMPT = [3 + i * 7 % 285 for i in range(20)]
+Wrap = Callable[[BlockDevice], BlockDevice]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    gguf = write_tiny_gguf(tmp_path_factory.mktemp("model") / "m.gguf", drelu_model(NUM_LAYERS))
+    convert(gguf, gguf.with_suffix(".ncf"), layout=Layout.BUNDLES)
+    return gguf.with_suffix(".ncf")
+
+
+def record(model: Path, path: Path, wrap: Wrap | None = None, **settings: object) -> None:
+    """Run a request with a timeline."""
+    wraps = {"wrap": wrap} if wrap else {}
+    with LocalEngine(model, trace=str(path), mode="exact", **wraps, **settings) as engine:
+        engine.generate(PROMPT, NUM_TOKENS)
+    convert_records(path)
+    merge_parts(path)
+
+
+@pytest.fixture(scope="module", params=["in C", "in Python, late"])
+def events(
+    request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> list[TimelineEvent]:
+    """Of exact mode with half of the neurons read as they are needed, by either reader."""
+    path = tmp_path_factory.mktemp("trace") / "run.jsonl"
+    wrap = late_reads() if "late" in request.param else None
+    record(model, path, wrap, ffn_resident=0.5, trace_detail="all")
+    return list(read_timeline(path))
+
+
+def named(events: list[TimelineEvent], name: str) -> list[TimelineEvent]:
+    return [event for event in events if event.event == name]
+
+
+class TestSteps:
+    def test_each_unit_is_done_once(self, events: list[TimelineEvent]) -> None:
+        units: Counter[tuple[int, str, int]] = Counter()
+        for event in named(events, "op"):
+            keys = event.keys
+            units[keys["step"], keys["kind"], keys["layer"]] += keys["units"]
+        for step in range(1, NUM_TOKENS):
+            for layer in range(NUM_LAYERS):
+                assert units[step, "clusters", layer] == NUM_CLUSTERS
+        assert not [step for step, kind, _ in units if kind == "clusters" and step == 0]
+
+    def test_each_cluster_has_its_stages(self, events: list[TimelineEvent]) -> None:
+        stages: dict[str, Counter[tuple[int, int, int]]] = defaultdict(Counter)
+        missed = set()
+        for event in named(events, "cluster"):
+            keys = event.keys
+            place = keys["step"], keys["layer"], keys["cluster"]
+            stages[keys["stage"]][place] += 1
+            if keys["stage"] == "gc" and keys["misses"]:
+                missed.add(place)
+        places = {
+            (step, layer, cluster)
+            for step in range(1, NUM_TOKENS)
+            for layer in range(NUM_LAYERS)
+            for cluster in range(NUM_CLUSTERS)
+        }
+        assert stages["gc"] == Counter(places)
+        assert set(stages["udc"]) <= places and max(stages["udc"].values()) == 1
+        assert missed and set(stages["wait"]) <= missed <= set(stages["udc"])
+
+    def test_waits_for_rows_are_the_ops_stalls(self, events: list[TimelineEvent]) -> None:
+        waits: Counter[tuple[str, int, int]] = Counter()
+        stalls: Counter[tuple[str, int, int]] = Counter()
+        for event in named(events, "cluster"):
+            if event.keys["stage"] == "wait":
+                waits[event.actor, event.keys["step"], event.keys["layer"]] += event.keys["ns"]
+        for event in named(events, "op"):
+            keys = event.keys
+            assert 0 <= keys["stall_ns"] <= keys["ns"] + keys["wait_ns"]
+            if keys["kind"] == "late_clusters":
+                stalls[event.actor, keys["step"], keys["layer"]] += keys["stall_ns"]
+        assert +waits == +stalls
+
+    def test_times_lie_inside_their_step(self, events: list[TimelineEvent]) -> None:
+        steps = {event.keys["step"]: event for event in named(events, "step")}
+        for event in named(events, "op") + named(events, "cluster"):
+            step = steps[event.keys["step"]]
+            assert step.t_ns <= event.t_ns <= step.t_ns + step.keys["ns"]
+
+    def test_reads_name_what_they_bring(self, events: list[TimelineEvent]) -> None:
+        reads = [event.keys for event in named(events, "read")]
+        neurons = Counter((k["step"], k["layer"], k["neuron"]) for k in reads if k["neuron"] >= 0)
+        assert neurons and max(neurons.values()) == 1
+        assert {layer for _, layer, _ in neurons} == set(range(NUM_LAYERS))
+        assert {k["layer"] for k in reads if k["neuron"] == -1} == set(range(NUM_LAYERS))
+
+
+class TestDetail:
+    def test_steps_alone_have_figures(self, model: Path, tmp_path: Path) -> None:
+        path = tmp_path / "run.jsonl"
+        record(model, path, ffn_resident=0.5, trace_detail="steps")
+        events = list(read_timeline(path))
+        assert not {"op", "cluster", "read", "lost"} & {event.event for event in events}
+        steps = named(events, "step")
+        assert len(steps) == NUM_TOKENS
+        assert all(e.keys["compute_ns"] > 0 and e.keys["detail"] is False for e in steps)
+
+    def test_tokens_are_the_same_as_without(self, model: Path, tmp_path: Path) -> None:
+        settings = {"mode": "exact", "ffn_resident": 0.5}
+        with LocalEngine(model, **settings) as engine:
+            plain = engine.generate(PROMPT, NUM_TOKENS)
+        trace = str(tmp_path / "t.jsonl")
+        with LocalEngine(model, trace=trace, trace_detail="all", **settings) as engine:
+            traced = engine.generate(PROMPT, NUM_TOKENS)
+        assert traced.tokens == plain.tokens
+        assert [row.tobytes() for row in traced.logits] == [row.tobytes() for row in plain.logits]
+
+
+def make_records(**fields: list[int]) -> np.ndarray:
+    records = np.zeros(len(next(iter(fields.values()))), TRACE_RECORD)
+    for name, values in fields.items():
+        records[name] = values
+    return records
+
+
+class TestSpool:
+    def test_records_become_lines(self, tmp_path: Path) -> None:
+        path = tmp_path / "run.jsonl"
+        spool = RecordSpool(path, ["worker.0", "npu.0"], num_layers=2)
+        records = make_records(
+            start_ns=[5, 6, 7], end_ns=[9, 9, 9], step_seq=[3, 4, 77], executor=[1, 0, 0],
+            what=[TraceWhat.CLUSTER] * 3, kind=[TraceStage.UDC, TraceStage.GC, TraceStage.WAIT],
+        )  # fmt: skip
+        spool.write(records, {4: 3, 3: 3})  # one step, computed twice
+        spool.close()
+        convert_records(path)
+        assert not spool_path(path).exists()
+        events = list(read_timeline(part_path(path, "records")))
+        assert [(e.t_ns, e.actor, e.keys["stage"], e.keys["step"]) for e in events] == [
+            (5, "npu.0", "udc", 3), (6, "worker.0", "gc", 3), (7, "worker.0", "wait", -1)
+        ]  # fmt: skip
+
+    def test_cut_record_is_left_out(self, tmp_path: Path) -> None:
+        path = tmp_path / "run.jsonl"
+        spool = RecordSpool(path, ["worker.0"], num_layers=1)
+        spool.write(make_records(start_ns=[1, 2], end_ns=[3, 3]), {})
+        spool.close()
+        file = spool_path(path)
+        file.write_bytes(file.read_bytes()[:-10])
+        convert_records(path)
+        assert [e.t_ns for e in read_timeline(part_path(path, "records"))] == [1]
+
+    def test_other_file_is_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / "run.jsonl"
+        spool_path(path).write_bytes(b"\x01\x00\x00\x00\xc1")
+        with pytest.raises(FormatError, match="is no file of trace records"):
+            convert_records(path)
+
+    def test_nothing_recorded_is_no_error(self, tmp_path: Path) -> None:
+        convert_records(tmp_path / "run.jsonl")
+        assert not list(tmp_path.iterdir())
