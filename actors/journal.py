@@ -31,22 +31,6 @@ def journal_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.journal")
 
 
-class JournalWriter:
-    """The journal's file: entries are in it before anything else happens."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb", buffering=0)
-
-    def write(self, entry: bytes) -> None:
-        """Append an entry."""
-        if not self._file.closed:
-            self._file.write(entry)
-
-    def close(self) -> None:
-        """No more entries will come."""
-        self._file.close()
-
-
 def ids_of(sequences: SequenceOf[Sequence]) -> list[int]:
     """Their requests' ids."""
     return [sequence.request.request_id for sequence in sequences]

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from polyneuron.actors.coordinator import CoordinatorState, RequestStatus, Sequence, StepPlan
 from polyneuron.actors.io_counters import IoCounters
-from polyneuron.actors.journal import JournalledState, JournalWriter, journal_path
+from polyneuron.actors.journal import JournalledState, journal_path
 from polyneuron.actors.step_meter import StepMeter
 from polyneuron.config import Phase
 from polyneuron.kernels.arena import Arena, StepFlag, Unit, monotonic_ns
 from polyneuron.planning.layout import ArenaLayout
-from polyneuron.timeline import TimelinePart, part_path
+from polyneuron.timeline import AppendedFile, TimelinePart, part_path
 from polyneuron.timeline_events import Event
 
 
@@ -81,14 +81,14 @@ class TimelineTrace(StepTrace):
         self._log = self._part.logger("coordinator")
         self._cache_log = self._part.logger("cache")
         self._meter = StepMeter(arena, layout, path, self._part)
-        self._journal = JournalWriter(journal_path(path))
+        self._journal = AppendedFile(journal_path(path))
         self._phase, self._graph = Phase.IDLE, ""
         self._step, self._start_ns, self._num_executors = -1, 0, 0
         self._has_detail = False
 
     def journalled(self, state: CoordinatorState) -> JournalledState:
         """As `StepTrace`."""
-        return JournalledState(state, self._journal.write)
+        return JournalledState(state, self._journal.append)
 
     def request_changed(self, sequence: Sequence) -> None:
         """As `StepTrace`."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from polyneuron.errors import FormatError
 from polyneuron.kernels.arena import OpKind
 from polyneuron.kernels.trace import TRACE_RECORD, TraceStage, TraceWhat
-from polyneuron.timeline import part_path
+from polyneuron.timeline import AppendedFile, merge_parts, part_path
 from polyneuron.timeline_events import Event
 
 BATCH = 1 << 14
@@ -34,16 +34,16 @@ class RecordSpool:
     """The file of raw records: a head with names, then records with the number of their step."""
 
     def __init__(self, path: Path, executors: Sequence[str], num_layers: int) -> None:
-        self._file = spool_path(path).open("wb", buffering=0)
+        self._file = AppendedFile(spool_path(path))
         head = msgpack.packb([num_layers, *executors])
-        self._file.write(len(head).to_bytes(4, "little") + head)
+        self._file.append(len(head).to_bytes(4, "little") + head)
 
     def write(self, records: NDArray[np.void], steps: Mapping[int, int]) -> None:
         """Append records (n,); `steps` has the number of the step behind each step_seq."""
         seqs, places = np.unique(records["step_seq"], return_inverse=True)
         found = [steps.get(step_seq, UNKNOWN_STEP) for step_seq in seqs.tolist()]
         records["step_seq"] = np.array(found, np.uint32)[places]
-        self._file.write(records.tobytes())
+        self._file.append(records.tobytes())
 
     def close(self) -> None:
         """No more records will come."""
@@ -64,6 +64,12 @@ def convert_records(path: Path) -> None:
             target.writelines(_lines(records, executors, num_layers, seq))
             seq += len(records)
     spool.unlink()
+
+
+def finish_timeline(path: Path) -> int:
+    """Put together what a run that was broken off left beside `path`; the number of events."""
+    convert_records(path)
+    return merge_parts(path)
 
 
 def _head(head: bytes, spool: Path) -> tuple[int, list[str]]:

@@ -44,8 +44,10 @@ def recorded(config: EngineConfig) -> Iterator[Timeline | None]:
     try:
         yield timeline
     finally:
-        convert_records(path)
-        timeline.close()
+        try:
+            convert_records(path)
+        finally:
+            timeline.close()
 
 
 def tell_run(engine: Engine) -> None:

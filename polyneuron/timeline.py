@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from glob import escape
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import numpy as np
 import structlog
@@ -69,6 +69,31 @@ def event_line(keys: dict[str, Any]) -> str:
     return json.dumps(keys, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
+class AppendedFile:
+    """A file that grows by whole pieces until the disk refuses one: then by none any more.
+
+    Who is traced goes on; the timeline's close meets the full disk again and says so.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = path.open("wb", buffering=0)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+
+    def append(self, data: bytes) -> None:
+        """Hand bytes to the system: they survive the process."""
+        try:
+            if not self._file.closed and self._file.write(data) != len(data):
+                self._file.close()
+        except OSError:
+            self._file.close()
+
+    def close(self) -> None:
+        """What comes later is dropped."""
+        self._file.close()
+
+
 class TimelinePart:
     """One process's events on their way to the timeline; any thread may tell some."""
 
@@ -77,7 +102,7 @@ class TimelinePart:
         self._numbers = itertools.count()
         self._lines: list[str] = []
         self._lock = threading.Lock()
-        self._file = _open_to_write(path)
+        self._file = AppendedFile(path)
 
     def logger(self, actor: str) -> EventLogger:
         """What tells events of an actor into this part."""
@@ -101,8 +126,8 @@ class TimelinePart:
 
     def _write(self) -> None:
         text, self._lines = "".join(self._lines), []
-        if text and not self._file.closed:
-            self._file.write(text.encode())
+        if text:
+            self._file.append(text.encode())
 
     def close(self) -> None:
         """Write what is left; events told later are dropped."""
@@ -177,13 +202,6 @@ def _is_timeline(path: Path) -> bool:
     with contextlib.suppress(OSError), path.open("rb") as file:
         return file.read(len(_TIME)) == _TIME
     return False
-
-
-def _open_to_write(path: Path) -> BinaryIO:
-    try:
-        return path.open("wb", buffering=0)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def merge_parts(path: Path) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from polyneuron.kernels.isa import supported
+from polyneuron.timeline import read_timeline
 from tests.support.leftovers import Snapshot, assert_nothing_left, snapshot
 
 pytestmark = [
@@ -178,3 +179,30 @@ def test_signal_ends_a_run(
     assert err.splitlines()[-1].startswith(last_line)
     assert "Traceback" not in err
     assert_nothing_left(before)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_leaves_a_whole_timeline(
+    number: signal.Signals, code: int, tmp_path: Path, before: Snapshot
+) -> None:
+    path = tmp_path / "run.jsonl"
+    program = start(*ENDLESS, "--trace", "run.jsonl", "--trace-detail", "steps", cwd=tmp_path)
+    read_some(program, before)
+    program.send_signal(number)
+    ended(program, code)
+    events = list(read_timeline(path))
+    assert events[0].event == "run"
+    assert any(event.event == "step" for event in events)
+    (end,) = [e.keys for e in events if e.keys.get("state") == "finished"]
+    assert end["reason"] in {"cancelled", "stopped"}
+    assert {file.name for file in tmp_path.iterdir()} == {"run.jsonl", "run.jsonl.journal"}
+    assert_nothing_left(before)
+
+
+def test_bad_place_for_a_timeline_is_refused(tmp_path: Path) -> None:
+    _, err = ended(start(*SHORT, "--trace", str(tmp_path / "no" / "t.jsonl")), 2)
+    assert err.startswith("polyneuron: error: --trace ") and "make it first" in err
+    (tmp_path / "letter.txt").write_text("Dear reader")
+    _, err = ended(start(*SHORT, "--trace", str(tmp_path / "letter.txt")), 2)
+    assert "is there and is no timeline" in err
+    assert (tmp_path / "letter.txt").read_text() == "Dear reader"

@@ -14,7 +14,7 @@ import pytest
 
 from polyneuron import Engine, EngineConfig, SamplingParams
 from polyneuron.actors.journal import journal_path, replay_journal
-from polyneuron.errors import ConfigError
+from polyneuron.errors import ConfigError, EngineError
 from polyneuron.io.ncf_format import Layout
 from polyneuron.io.predictor_file import PredictorInput
 from polyneuron.model.convert import convert
@@ -236,6 +236,26 @@ class TestFaults:
         assert all(entry.answer == answer for entry, answer in replay_journal(journal_path(path)))
         detailed = {event.keys["step"] for event in named(events, "op")}
         assert detailed >= set(range(64)) and 65 not in detailed and 80 in detailed
+
+    def test_failed_request_is_told(self, model: Path, tmp_path: Path) -> None:
+        """The model's file is cut while it is read: the timeline ends whole all the same."""
+        copy, path = tmp_path / "cut.ncf", tmp_path / "run.jsonl"
+        copy.write_bytes(model.read_bytes())
+        config = EngineConfig(num_ctx=256, num_workers=2, mode="exact", ffn_resident=0.5)
+        with Engine(str(copy), config, trace=str(path)) as engine:
+            engine.generate(PROMPT, max_tokens=2, sampling=GREEDY)
+            os.truncate(copy, 1 << 12)
+            with pytest.raises(EngineError, match="the file has become shorter"):
+                engine.generate(PROMPT, max_tokens=20, sampling=GREEDY, ignore_eos=True)
+        events = list(read_timeline(path))
+        assert next(e.keys for e in named(events, "fault")) == {
+            "kind": "read_error",
+            "target": "io",
+        }
+        assert named(events, "restart")[0].keys["target"] == "io"
+        ends = [e.keys for e in named(events, "request") if e.keys["state"] == "finished"]
+        assert [keys["reason"] for keys in ends] == ["length", "error"]
+        assert all(entry.answer == answer for entry, answer in replay_journal(journal_path(path)))
 
 
 class TestOff:
