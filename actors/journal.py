@@ -1,7 +1,7 @@
 """The journal of a run: what the coordinator's state was told, and what it answered.
 
-An entry is a msgpack array (event, arguments, answer). Fed to a fresh state, a journal must give the
-same answers, byte for byte: a failure seen on real actors becomes a unit test.
+An entry is a msgpack array (event, arguments, answer). Fed to a fresh state, a journal must give
+the same answers, byte for byte: a failure seen on real actors becomes a unit test.
 """
 
 from __future__ import annotations

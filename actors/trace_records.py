@@ -39,10 +39,14 @@ class RecordSpool:
         self._file.append(len(head).to_bytes(4, "little") + head)
 
     def write(self, records: NDArray[np.void], steps: Mapping[int, int]) -> None:
-        """Append records (n,); `steps` has the number of the step behind each step_seq."""
-        seqs, places = np.unique(records["step_seq"], return_inverse=True)
-        found = [steps.get(step_seq, UNKNOWN_STEP) for step_seq in seqs.tolist()]
-        records["step_seq"] = np.array(found, np.uint32)[places]
+        """Append records (n > 0,); `steps` has the number of the step behind each step_seq."""
+        first = int(records["step_seq"][0])
+        if (records["step_seq"] == first).all():  # nearly always
+            records["step_seq"] = steps.get(first, UNKNOWN_STEP)
+        else:
+            seqs, places = np.unique(records["step_seq"], return_inverse=True)
+            found = [steps.get(step_seq, UNKNOWN_STEP) for step_seq in seqs.tolist()]
+            records["step_seq"] = np.array(found, np.uint32)[places]
         self._file.append(records.tobytes())
 
     def close(self) -> None:

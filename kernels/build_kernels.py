@@ -13,11 +13,13 @@ API_HEADERS = (
     "trace_api.h",
 )  # fmt: skip
 
+INCLUDED = ("kernels", "engine", "io_engine", "neuron_reads", "trace")
+
 ffibuilder = FFI()
 ffibuilder.cdef("\n".join((ROOT / "src" / name).read_text() for name in API_HEADERS))
 ffibuilder.set_source(
     "polyneuron.kernels._kernels",
-    '#include "kernels.h"\n#include "engine.h"\n#include "io_engine.h"\n#include "neuron_reads.h"\n#include "trace.h"',
+    "\n".join(f'#include "{name}.h"' for name in INCLUDED),
     sources=SOURCES,
     include_dirs=["kernels/src"],
     depends=HEADERS,

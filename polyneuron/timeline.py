@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import mmap
 import os
 import threading
 from collections.abc import Iterator
@@ -207,7 +208,8 @@ def _is_timeline(path: Path) -> bool:
 def merge_parts(path: Path) -> int:
     """Put the lines of all parts in order of time, numbered anew, into the file; their number.
 
-    Where there are none no file is made. Only places and times of lines are in memory, 32 bytes a line.
+    Where there are none no file is made. Only places and times of lines are in memory, 32 bytes
+    each.
     """
     parts = find_parts(path)
     places = np.fromiter(
@@ -222,10 +224,10 @@ def merge_parts(path: Path) -> int:
     staged = path.with_name(f"{path.name}.tmp")
     try:
         with contextlib.ExitStack() as opened, staged.open("wb") as target:
-            files = [opened.enter_context(part.open("rb")) for part in parts]
-            for seq, (_, part_index, offset, num_bytes) in enumerate(places[order]):
-                files[part_index].seek(offset)
-                target.write(_numbered(files[part_index].read(num_bytes), seq))
+            maps = {index: _mapped(parts[index], opened) for index in np.unique(places[:, 1])}
+            for seq, place in enumerate(order.tolist()):
+                _, index, offset, num_bytes = places[place].tolist()
+                target.write(_numbered(maps[index][offset : offset + num_bytes], seq))
             target.flush()
             os.fsync(target.fileno())
         staged.replace(path)
@@ -235,6 +237,12 @@ def merge_parts(path: Path) -> int:
     for part in parts:
         part.unlink()
     return len(places)
+
+
+def _mapped(part: Path, opened: contextlib.ExitStack) -> mmap.mmap:
+    """A part's bytes; they are system's memory, not the process's."""
+    file = opened.enter_context(part.open("rb"))
+    return opened.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 _TIME = b'{"t_ns":'

@@ -219,8 +219,8 @@ static int waits_for_rows(const struct step_op *op) {
     return op->kind == OP_LATE_CLUSTERS || op->kind == OP_AWAIT_ROWS;
 }
 
-/* Wait until all rows of a late cluster have landed: 0, or -1 when one of them failed or the step is
- * over. Counts those that had not. */
+/* Wait until all rows of a late cluster have landed: 0, or -1 when one of them failed or the step
+ * is over. Counts those that had not. */
 static int wait_for_cluster(struct walker *w, const struct step_op *op, uint32_t unit,
                             uint32_t *num_late) {
     uint32_t left = UINT32_MAX, neuron;

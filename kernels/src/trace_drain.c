@@ -1,6 +1,6 @@
 /* The consumer of a ring of trace records (trace_api.h). A record is written before the count that
- * announces it; the consumer looks at the count again after copying, as with a seqlock. In a file of
- * its own since thread sanitizers know no fences. */
+ * announces it; the consumer looks at the count again after copying, as with a seqlock. A file of
+ * its own, since thread sanitizers know no fences. */
 #include <string.h>
 
 #include "trace.h"

@@ -75,8 +75,8 @@ def bench(
         raise ConfigError(f"--peer {peer}: the only one known is {LlamaCpp.name}")
     path = locate_model(model)
     config = EngineConfig(
-        num_workers=threads, max_sequences=1, trace=options.traced(trace), trace_detail=trace_detail,
-        **options.budget(memory, ffn_resident, mode, model),
+        num_workers=threads, max_sequences=1, **options.budget(memory, ffn_resident, mode, model),
+        trace=options.traced(trace), trace_detail=trace_detail,
     )  # fmt: skip
     if plan is not None:
         config = options.planned(config, Path(plan), model)

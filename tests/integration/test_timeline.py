@@ -169,7 +169,7 @@ class TestSteps:
         }  # fmt: skip
 
     def test_clusters_are_computed_once(self, events: list[TimelineEvent]) -> None:
-        """Every cluster that is not hot is predicted once a step; open ones have gates and products."""
+        """What is not hot is predicted once a step, and nothing is computed twice."""
         hot = {index + 1: count for index, count in enumerate(HOT)}
         sequences = {e.keys["step"]: e.keys["sequences"] for e in named(events, "step")}
         seen: dict[tuple[int, str], list[tuple[int, int]]] = {}
