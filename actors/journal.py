@@ -53,11 +53,21 @@ def commands(plan: StepPlan | None) -> list[Any] | None:
     return [str(plan.phase), rows, [change.step, change.num_sequences] if change else None]
 
 
-class JournalledState:
-    """A coordinator's state that writes down what it is told and what it answers."""
+Answered = tuple[str, list[Any], Any]
+"""What the state was told, its arguments, and its answer, all as msgpack can hold them."""
 
-    def __init__(self, state: CoordinatorState, write: Callable[[bytes], None]) -> None:
-        self._state, self._write = state, write
+
+def pack_entry(answered: Answered) -> bytes:
+    """An entry of a journal."""
+    event, arguments, answer = answered
+    return bytes(msgpack.packb([event, arguments, msgpack.packb(answer)]))
+
+
+class JournalledState:
+    """A coordinator's state that tells what it is told and what it answers."""
+
+    def __init__(self, state: CoordinatorState, keep: Callable[[Answered], None]) -> None:
+        self._state, self._keep_entry = state, keep
         self._is_idle = False
         config = [getattr(state.config, name) for name in CONFIG_FIELDS]
         self._keep("journal", [FORMAT, config, state.num_kv_blocks], None)
@@ -140,7 +150,7 @@ class JournalledState:
 
     def _keep(self, event: str, arguments: list[Any], answer: Any) -> None:
         self._is_idle = False
-        self._write(bytes(msgpack.packb([event, arguments, msgpack.packb(answer)])))
+        self._keep_entry((event, arguments, answer))
 
 
 def _joined(plan: StepPlan, joined: SequenceOf[Sequence]) -> list[Any]:

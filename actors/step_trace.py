@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 from pathlib import Path
 
 from polyneuron.actors.coordinator import CoordinatorState, RequestStatus, Sequence, StepPlan
 from polyneuron.actors.io_counters import IoCounters
-from polyneuron.actors.journal import JournalledState, journal_path
+from polyneuron.actors.journal import Answered, JournalledState, journal_path, pack_entry
 from polyneuron.actors.step_meter import StepMeter
 from polyneuron.config import Phase
 from polyneuron.kernels.arena import Arena, StepFlag, Unit, monotonic_ns
 from polyneuron.planning.layout import ArenaLayout
-from polyneuron.timeline import AppendedFile, TimelinePart, part_path
+from polyneuron.timeline import MAX_TOLD, AppendedFile, TimelinePart, part_path
 from polyneuron.timeline_events import Event
 
 
@@ -82,13 +83,15 @@ class TimelineTrace(StepTrace):
         self._cache_log = self._part.logger("cache")
         self._meter = StepMeter(arena, layout, path, self._part)
         self._journal = AppendedFile(journal_path(path))
+        self._answered: deque[Answered] = deque()
+        """What the journal lacks yet; written together, as a part makes its lines."""
         self._phase, self._graph = Phase.IDLE, ""
         self._step, self._start_ns, self._num_executors = -1, 0, 0
         self._has_detail = False
 
     def journalled(self, state: CoordinatorState) -> JournalledState:
         """As `StepTrace`."""
-        return JournalledState(state, self._journal.append)
+        return JournalledState(state, self._answered.append)
 
     def request_changed(self, sequence: Sequence) -> None:
         """As `StepTrace`."""
@@ -114,6 +117,7 @@ class TimelineTrace(StepTrace):
             if plan is None:
                 self._meter.drain()  # who was late to leave the last step has left it by now
                 self._part.flush()
+                self._write_journal()
         if plan and plan.batch_change:
             self._tell_batch(plan.batch_change.num_sequences)
 
@@ -130,10 +134,10 @@ class TimelineTrace(StepTrace):
         if graph != self._graph:
             self._log.emit(Event.GRAPH, graph=graph, previous=self._graph)
             self._graph = graph
-        config = self._layout.config
-        parties = {Unit.CPU: config.num_workers, Unit.NPU: config.num_npu_threads}
-        self._num_executors = sum(parties[unit] for unit in units)
-        self._has_detail = config.trace_detail.covers(self._step)
+            config = self._layout.config
+            parties = {Unit.CPU: config.num_workers, Unit.NPU: config.num_npu_threads}
+            self._num_executors = sum(parties[unit] for unit in units)
+        self._has_detail = self._layout.config.trace_detail.covers(self._step)
         return StepFlag.TIMED | (StepFlag.TRACE if self._has_detail else 0)
 
     def opened(self, step_seq: int) -> None:
@@ -141,9 +145,18 @@ class TimelineTrace(StepTrace):
         self._meter.opened(step_seq, self._step, want_reads=self._has_detail)
         self._start_ns = monotonic_ns()
 
+    def _write_journal(self) -> None:
+        entries = []
+        while self._answered:  # requests may come meanwhile
+            entries.append(pack_entry(self._answered.popleft()))
+        self._journal.append(b"".join(entries))
+
     def step_done(self, plan: StepPlan, step_ns: int, io: IoCounters | None) -> None:
         """As `StepTrace`."""
-        self._meter.drain()
+        if len(self._answered) >= MAX_TOLD:
+            self._write_journal()
+        if self._has_detail:
+            self._meter.drain()
         used = io is not None and self._layout.has_neuron_cache
         self._log.emit(
             Event.STEP, t_ns=self._start_ns, ns=step_ns, step=self._step,
@@ -163,6 +176,7 @@ class TimelineTrace(StepTrace):
 
     def step_failed(self) -> None:
         """As `StepTrace`."""
+        self._write_journal()
         self._meter.drain()
         self._meter.take()  # what it counted is of no step
 
@@ -187,6 +201,7 @@ class TimelineTrace(StepTrace):
         """As `StepTrace`."""
         self._meter.close()
         self._part.close()
+        self._write_journal()
         self._journal.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,14 +56,11 @@ class TraceRing:
 
     def __init__(self, arena: Arena, offset: int) -> None:
         self._base, self._offset = arena.base, offset
+        self._ring = lib.trace_ring_at(arena.base, offset)
         self._tail = ffi.new("uint64_t *", int(self._ring.head))
         self._lost = ffi.new("uint64_t *")
         self._records = np.zeros(DRAIN_RECORDS, TRACE_RECORD)
         self._pointer = ffi.cast("struct trace_record *", self._records.ctypes.data)
-
-    @property
-    def _ring(self) -> Any:
-        return lib.trace_ring_at(self._base, self._offset)
 
     def want_reads(self, step_seq: int) -> None:
         """Of a reader's ring: keep the reads that end from now on, as of this step; 0: none."""
@@ -75,6 +71,8 @@ class TraceRing:
 
         Fewer than that: nothing more is there.
         """
+        if self._ring.head == self._tail[0]:
+            return self._records[:0]
         count = lib.trace_drain(
             self._base, self._offset, self._tail, self._pointer, DRAIN_RECORDS, self._lost
         )

@@ -9,7 +9,14 @@ import msgpack
 import pytest
 
 from polyneuron.actors.coordinator import CoordinatorState
-from polyneuron.actors.journal import JournalledState, journal_path, read_journal, replay_journal
+from polyneuron.actors.journal import (
+    Answered,
+    JournalledState,
+    journal_path,
+    pack_entry,
+    read_journal,
+    replay_journal,
+)
 from polyneuron.errors import ConfigError, FormatError, ProtocolError
 from tests.support.coordinators import make_coordinator, make_request
 
@@ -23,9 +30,14 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.entries: list[bytes] = []
+        self.answered: list[Answered] = []
         self.inner: CoordinatorState = make_coordinator()
-        self.state = JournalledState(self.inner, self.entries.append)
+        self.state = JournalledState(self.inner, self.answered.append)
+
+    @property
+    def entries(self) -> list[bytes]:
+        """As they are in the file."""
+        return [pack_entry(answered) for answered in self.answered]
 
     def pairs(self) -> list[tuple[str, bool]]:
         """Events, and whether the same answer came again."""
