@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyneuron.config import EngineConfig
-from polyneuron.kernels import isa
 from polyneuron.timeline import Timeline, check_writable
 from polyneuron.timeline_events import FORMAT, Event
 
@@ -58,10 +57,12 @@ def tell_run(engine: Engine) -> None:
     rows = layout.bundles.rows if layout.bundles else None
     timeline.logger("driver").emit(
         Event.RUN, t_ns=timeline.started_ns, format=FORMAT, clock="monotonic",
-        model=engine.source.path.name, mode=str(layout.config.mode), isa=isa.select(),
+        model=engine.source.path.name, mode=str(layout.config.mode), isa=engine.isa,
         workers=config.num_workers, npu_threads=config.num_npu_threads,
         layers=engine.spec.num_layers,
         clusters=-(-rows.num_neurons // rows.cluster_neurons) if rows else 0,
+        neurons=rows.num_neurons if rows else 0,
+        cluster_neurons=rows.cluster_neurons if rows else 0,
         memory_bytes=engine.budget.limit_bytes, arena_bytes=layout.num_bytes,
         cold_slots=layout.bundles.cold_slots if layout.bundles else 0, policy="engine",
     )  # fmt: skip

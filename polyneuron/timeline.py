@@ -28,10 +28,8 @@ from polyneuron.timeline_events import Event, TimelineEvent, parse_event
 __all__ = ["Event", "EventLogger", "Timeline", "TimelineEvent", "TimelinePart", "read_timeline"]
 
 MAX_TOLD = 64
-"""Events a part keeps before it makes lines of them. Together they cost a fifth of what each would
-alone, between steps that have filled the processor's caches with weights."""
-MAX_LINES = 512
-"""Lines it keeps before it writes them."""
+"""Events a part keeps before it writes them. Made into lines together they cost a fifth of what
+each would alone, between steps that have filled the processor's caches with weights."""
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
@@ -132,14 +130,7 @@ class TimelinePart:
         with self._lock:
             self._told.append((logger, event, keys))
             if len(self._told) >= MAX_TOLD:
-                self._process()
-                if len(self._lines) >= MAX_LINES:
-                    self._write()
-
-    def _process(self) -> None:
-        told, self._told = self._told, []
-        for logger, event, keys in told:
-            logger.process(event, keys)
+                self._write()
 
     def emit(self, line: str) -> None:
         """Take a finished line; what the chain ends in."""
@@ -148,10 +139,12 @@ class TimelinePart:
     def flush(self) -> None:
         """Hand what is buffered to the system: it survives the process."""
         with self._lock:
-            self._process()
             self._write()
 
     def _write(self) -> None:
+        told, self._told = self._told, []
+        for logger, event, keys in told:
+            logger.process(event, keys)
         text, self._lines = "".join(self._lines), []
         if text:
             self._file.append(text.encode())

@@ -108,9 +108,13 @@ KEYS: Mapping[Event, Keys] = MappingProxyType(
 """Keys that an event always has, beside time, number, actor and name."""
 
 OPTIONAL_KEYS: Mapping[Event, Keys] = MappingProxyType(
-    {Event.REQUEST: {"tokens": WHOLE, "reason": TEXT}, Event.OP: {"stall_ns": WHOLE}}
+    {
+        Event.RUN: {"neurons": WHOLE, "cluster_neurons": WHOLE},
+        Event.REQUEST: {"tokens": WHOLE, "reason": TEXT},
+        Event.OP: {"stall_ns": WHOLE},
+    }
 )
-"""Keys that it has in some states."""
+"""Keys that it may have."""
 
 
 @dataclass(frozen=True, slots=True)

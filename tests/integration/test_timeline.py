@@ -257,6 +257,19 @@ class TestFaults:
         assert [keys["reason"] for keys in ends] == ["length", "error"]
         assert all(entry.answer == answer for entry, answer in replay_journal(journal_path(path)))
 
+    def test_lost_coordinator_leaves_what_it_wrote(self, dense: Path, tmp_path: Path) -> None:
+        path = tmp_path / "run.jsonl"
+        config = EngineConfig(num_ctx=512, num_workers=2, num_npu_threads=2)
+        with Engine(str(dense), config, trace=str(path)) as engine:
+            engine.generate(PROMPT, max_tokens=100, sampling=GREEDY, ignore_eos=True)
+            os.kill(engine.actors.pids["coordinator"], signal.SIGKILL)
+            with pytest.raises(EngineError):
+                engine.generate(PROMPT, max_tokens=2)
+        events = list(read_timeline(path))
+        assert events[0].event == "run"
+        assert {event.keys["step"] for event in named(events, "step")} >= set(range(90))
+        assert sorted(tmp_path.iterdir()) == [path, journal_path(path)]
+
 
 class TestOff:
     def test_without_flag_there_is_none(self, dense: Path, tmp_path: Path) -> None:

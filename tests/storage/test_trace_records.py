@@ -134,6 +134,29 @@ class TestDetail:
         assert [row.tobytes() for row in traced.logits] == [row.tobytes() for row in plain.logits]
 
 
+class TestOverflow:
+    def test_what_was_overwritten_is_told(
+        self, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With rings far too small the records that are left are whole, and the others counted."""
+        full, small = tmp_path / "full.jsonl", tmp_path / "small.jsonl"
+        settings = {"ffn_resident": 1.0, "num_workers": 1, "trace_detail": "all"}
+        record(model, full, **settings)
+        for module in ("polyneuron.planning.layout", "polyneuron.actors.arena"):
+            monkeypatch.setattr(f"{module}.TRACE_RECORDS", 16)
+        record(model, small, **settings)
+        counts = []
+        for path in (full, small):
+            events = [e for e in read_timeline(path) if e.actor == "worker.0"]
+            kept = sum(event.event in {"op", "cluster"} for event in events)
+            lost = sum(event.keys["records"] for event in named(events, "lost"))
+            counts.append((kept, lost))
+        (all_kept, none_lost), (kept, lost) = counts
+        assert none_lost == 0 < lost
+        assert kept <= 15 * NUM_TOKENS  # of sixteen places one may be being written to
+        assert kept + lost == all_kept
+
+
 def make_records(**fields: list[int]) -> np.ndarray:
     records = np.zeros(len(next(iter(fields.values()))), TRACE_RECORD)
     for name, values in fields.items():

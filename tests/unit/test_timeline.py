@@ -107,6 +107,15 @@ class TestMerging:
         assert path.read_text() == "kept"
 
 
+class TestFullDisk:
+    def test_recording_ends_and_nothing_else(self) -> None:
+        part = TimelinePart(Path("/dev/full"), VirtualClock())
+        log = part.logger("driver")
+        for _ in range(200):
+            log.emit(Event.LOST, records=1)
+        part.close()
+
+
 class TestPaths:
     def test_missing_folder_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"there is no folder .*nowhere; make it first"):
