@@ -45,7 +45,7 @@ LAYERS = (
     {"planning"},
     {"actors"},
     {"", "engine", "mode"},  # the package itself only re-exports the engine
-    {"measure", "profiling"},
+    {"measure", "profiling", "tracing"},
     {"serve", "cli", "__main__"},
 )
 LAYER_OF = {name: index for index, names in enumerate(LAYERS) for name in names}
