@@ -127,7 +127,7 @@ def _table_columns(name: str, table: RecordTable, first_ns: int) -> Iterator[Pac
         values = table.column(column)
         if column == "t_ns":
             values = _since(values, first_ns)
-        elif column.endswith("ns"):
+        elif column in {"ns", "wait_ns"}:
             values = values // TICK_NS
         yield pack_column(f"{name}.{_short(column)}", values)
 

@@ -28,7 +28,7 @@ function ticks(low, high, target) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough);
   const values = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) values.push(i * step);
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) values.push(i * step || 0);
   return { step, values };
 }
 
@@ -82,10 +82,10 @@ class Curve {
     const x = scaleOf(0, this.spanMs, MARGIN.left, width - MARGIN.right);
     const y = scaleOf(this.low, this.top, height - MARGIN.bottom, MARGIN.top);
     const across = ticks(0, this.spanMs, (width - MARGIN.left) / 110);
-    const up = ticks(this.low, this.top, 4);
+    const unit = this.unitOf?.(this.top) ?? 1, up = ticks(this.low / unit, this.top / unit, 4);
     frame(context, width, height,
       { ticks: across.values, place: x, text: (ms) => moment(ms, across.step) },
-      { ticks: up.values, place: y, text: this.text });
+      { ticks: up.values.map((value) => value * unit), place: y, text: this.text });
     this.x = x;
     context.save();
     context.beginPath();
@@ -153,8 +153,9 @@ class Curve {
 
 // Times in ms, with lines at the percentiles; what is beyond the last bin is in it.
 class Histogram {
-  constructor(canvas, times) {
-    this.canvas = canvas;
+  constructor(canvas, sub, times) {
+    Object.assign(this, { canvas, sub });
+    this.subText = sub.textContent = `time between tokens, ${times.length.toLocaleString("en")} of them`;
     this.times = Float64Array.from(times).sort();
     this.marks = [["P50", 0.5], ["P90", 0.9], ["P99", 0.99]].map(([name, part]) => [name, percentile(this.times, part)]);
     canvas.addEventListener("pointermove", (event) => this.hover(event));
@@ -176,6 +177,7 @@ class Histogram {
     const { context, width, height } = contextOf(this.canvas);
     if (!this.times.length) return nothing(context, width, height, "fewer than two tokens: nothing to measure");
     const bins = (this.drawn = this.bins(width - MARGIN.left));
+    if (bins.isOpen) this.sub.textContent = `${this.subText}; the red bar holds all beyond`;
     const most = Math.max(...bins.counts), top = 20;
     const x = (this.x = scaleOf(bins.low, bins.high, MARGIN.left, width - MARGIN.right));
     const y = scaleOf(0, most, height - MARGIN.bottom, top);
@@ -196,19 +198,21 @@ class Histogram {
   drawMarks(context, x, height, width) {
     context.strokeStyle = context.fillStyle = colour("ink");
     context.setLineDash([4, 3]);
-    let free = 0;
-    for (const [name, value] of this.marks) {
+    const labels = this.marks.map(([name, value]) => {
       const at = Math.min(x(value), width - MARGIN.right), text = `${name} ${milliseconds(value)}`;
       context.beginPath();
       context.moveTo(at, 16);
       context.lineTo(at, height - MARGIN.bottom);
       context.stroke();
-      const wide = context.measureText(text).width;
-      const left = Math.max(free, Math.min(at - wide / 2, width - wide));
-      context.textAlign = "left";
-      if (left + wide <= width) context.fillText(text, left, 8);
-      free = left + wide + 8;
+      return { text, wide: context.measureText(text).width, at };
+    });
+    let limit = width;
+    for (const label of labels.reverse()) {
+      label.left = Math.min(label.at - label.wide / 2, limit - label.wide);
+      limit = label.left - 8;
     }
+    context.textAlign = "left";
+    for (const { text, left } of labels) if (left > 0) context.fillText(text, left, 8);
     context.setLineDash([]);
   }
 

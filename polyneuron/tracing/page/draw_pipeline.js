@@ -1,6 +1,7 @@
 // Draws the lanes: what begins and ends within less than a pixel is drawn as the share it takes.
 
 const GUTTER = 92, AXIS = 22, STEP_HEIGHT = 20, LANE_HEIGHT = 26, LANE_GAP = 5;
+const BIN = 3; // pixels over which short records are summed up
 
 const CATEGORIES = [
   ["dense", "attention, norms, matrices"], ["hot", "feed forward, dense"], ["group", "neuron clusters"],
@@ -45,7 +46,7 @@ class RecordPainter {
   constructor(context, view, left, width) {
     Object.assign(this, { context, view, left, width });
     this.scale = width / (view.to - view.from);
-    this.bins = new Float32Array(Math.ceil(width + 1) * CATEGORIES.length);
+    this.bins = new Float32Array(Math.ceil(width / BIN + 1) * CATEGORIES.length);
   }
 
   paint(records, categoryOf, top, height, minimum = 0.8) {
@@ -59,8 +60,8 @@ class RecordPainter {
       if (end - begin >= minimum) drawn[categoryOf(i)].push(Math.max(0, begin), Math.min(this.width, end));
       else {
         isBinned = true;
-        const bin = Math.max(0, Math.floor(begin)) * CATEGORIES.length + categoryOf(i);
-        if (bin < this.bins.length) this.bins[bin] += end - begin;
+        const bin = Math.max(0, Math.floor(begin / BIN)) * CATEGORIES.length + categoryOf(i);
+        if (bin < this.bins.length) this.bins[bin] += (end - begin) / BIN;
       }
     }
     if (isBinned) this.paintBins(top, height);
@@ -82,7 +83,7 @@ class RecordPainter {
         if (!part) continue;
         const high = Math.min(bottom - top, Math.max(0.5, part * height));
         this.context.fillStyle = colour(CATEGORIES[category][0]);
-        this.context.fillRect(this.left + pixel, bottom - high, 1, high);
+        this.context.fillRect(this.left + pixel * BIN, bottom - high, BIN, high);
         bottom -= high;
       }
     }

@@ -7,7 +7,6 @@ function drawOverview(pipeline) {
   context.fillStyle = colour("band");
   context.fillRect(GUTTER, 0, width - GUTTER, height);
   drawStepBars(pipeline, context, place, width, floor);
-  const bottom = scaleOf(0, 1, GUTTER, width);
   for (const mark of pipeline.marks) {
     if (mark.event === "phase") continue;
     context.fillStyle = colour((MARK_STYLE[mark.event] ?? ["soft"])[0]);
@@ -15,7 +14,7 @@ function drawOverview(pipeline) {
     if (mark.event === "fault") context.fillRect(at - 1, 0, 2, height);
     context.fillRect(at - 1.5, floor + 2, 3, height - floor - 2);
   }
-  drawWindow(pipeline, context, place, bottom(1), height);
+  drawWindow(pipeline, context, place, width, height);
   context.fillStyle = colour("soft");
   context.textAlign = "left";
   context.fillText("step time", 0, 10);
@@ -51,12 +50,12 @@ function drawStepBars(pipeline, context, place, width, floor) {
   }
 }
 
-function drawWindow(pipeline, context, place, right, height) {
+function drawWindow(pipeline, context, place, width, height) {
   const from = place(pipeline.view.from), to = Math.max(from + 3, place(pipeline.view.to));
-  context.globalAlpha = 0.55;
+  context.globalAlpha = 0.4;
   context.fillStyle = colour("ground");
   context.fillRect(GUTTER, 0, Math.max(0, from - GUTTER), height);
-  context.fillRect(to, 0, Math.max(0, right - to), height);
+  context.fillRect(to, 0, Math.max(0, width - to), height);
   context.globalAlpha = 1;
   context.strokeStyle = colour("accent");
   context.lineWidth = 2;

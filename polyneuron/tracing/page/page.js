@@ -22,20 +22,21 @@ function fillFacts(run) {
 function fillTiles(figures, tbt) {
   const decode = figures.decode, token = decode?.token, first = figures.requests.map((r) => r.ttft_ms).filter(known);
   const sorted = Float64Array.from(tbt).sort(), faults = figures.faults.length;
+  const prompt = figures.requests[0]?.prompt_tokens;
   const tile = (label, value, more, isBad) => {
     const [, number, unit] = /^([\d.,–]+)\s*(.*)$/.exec(value) ?? [null, value, ""];
     byId("tiles").append(element("li", isBad ? { class: "is-bad" } : {}, element("div", { class: "label" }, label),
       element("div", { class: "value" }, number, element("small", {}, unit)), element("div", { class: "more" }, more)));
   };
   tile("Time to first token", milliseconds(percentile(Float64Array.from(first).sort(), 0.5)),
-    first.length > 1 ? `median of ${first.length} requests` : `${count(figures.requests[0]?.prompt_tokens)} prompt tokens`);
+    first.length > 1 ? `median of ${first.length} requests` : prompt === undefined ? "no request" : `${several(prompt, "token")} of prompt`);
   tile("Decode", known(decode?.tokens_per_second) ? `${digits(decode.tokens_per_second)} tokens/s` : NONE,
-    `${(decode?.tokens ?? 0).toLocaleString("en")} tokens, ${(decode?.steps ?? 0).toLocaleString("en")} steps`);
+    `${(decode?.tokens ?? 0).toLocaleString("en")} in ${several(decode?.steps ?? 0, "step")}`);
   tile("Between tokens, P50", milliseconds(percentile(sorted, 0.5)), `P90 ${plainMs(percentile(sorted, 0.9))} · P99 ${plainMs(percentile(sorted, 0.99))}`);
   tile("Flash on critical path", share(decode?.stall_share), `${milliseconds(token?.stall_ms.mean)} a token`);
   tile("Hit rate", rate(decode?.hit_rate), `miss rate P99 ${rate(decode?.miss_rate.p99)}`);
   tile("Read a token", bytes(token?.bytes.mean), `${count(token?.reads.mean)} reads`);
-  tile("Faults", String(faults), `${figures.restarts.length} restarts`, faults > 0);
+  tile("Faults", String(faults), several(figures.restarts.length, "restart"), faults > 0);
 }
 
 // Without its unit where that is ms, to be short.
@@ -127,11 +128,11 @@ function makeCurves(page, figures, pipeline, onChoose) {
   const { steps, head, tickMs, span } = page, decode = head.phases.indexOf("decode");
   const points = (valueOf) => Array.from(steps.t.keys()).filter((i) => steps.phase[i] === decode)
     .map((i) => ({ ms: steps.t[i] * tickMs, value: valueOf(i), step: steps.step[i], index: i })).filter(({ value }) => known(value));
-  const curve = (id, title, valueOf, text, colourName, top, low) => {
+  const curve = (id, title, valueOf, text, colourName, top, low, unitOf) => {
     const found = points(valueOf), values = Float64Array.from(found, ({ value }) => value).sort();
     return new Curve({
       canvas: byId(id), title, points: found, spanMs: span * tickMs, text, colourName, absent: "not measured",
-      low: low(values), top: top(values),
+      low: low(values), top: top(values), unitOf,
     }, onChoose);
   };
   const zero = () => 0, high = (values) => Math.max(percentile(values, 0.995) * 1.2, 1e-6);
@@ -142,7 +143,7 @@ function makeCurves(page, figures, pipeline, onChoose) {
     curve("time-curve", "step time", (i) => steps.d[i] * tickMs, milliseconds, "accent", high, zero),
     curve("hit-curve", "hit rate", (i) => (steps.hits[i] < 0 || steps.misses[i] < 0 || !(steps.hits[i] + steps.misses[i]) ? null : steps.hits[i] / (steps.hits[i] + steps.misses[i])),
       rate, "gate", () => 1, (values) => (values.length ? Math.max(0, Math.floor((values[0] - 0.002) * 50) / 50) : 0)),
-    curve("bytes-curve", "bytes a token", (i) => (steps.bytes[i] < 0 || !steps.tokens[i] ? null : steps.bytes[i] / steps.tokens[i]), bytes, "read", high, zero),
+    curve("bytes-curve", "bytes a token", (i) => (steps.bytes[i] < 0 || !steps.tokens[i] ? null : steps.bytes[i] / steps.tokens[i]), bytes, "read", high, zero, byteUnit),
   ];
 }
 
@@ -150,7 +151,8 @@ function describeView(page, view) {
   const { t, step, phase } = page.steps, tickMs = page.tickMs;
   const from = view.from * tickMs, to = view.to * tickMs, whole = milliseconds(page.span * tickMs);
   const first = Math.max(0, lowerBound(t, view.from + 1) - 1), last = Math.max(0, lowerBound(t, view.to) - 1);
-  const steps = !t.length ? "no step" : first === last ? `${page.head.phases[phase[first]]} step ${step[first]}` : `steps ${step[first]} to ${step[last]}`;
+  const steps = first === last ? `${page.head.phases[phase[first]]} step ${step[first]}` : `steps ${step[first]} to ${step[last]}`;
+  if (!t.length) { byId("range").textContent = "no step was recorded"; return; }
   const grain = Math.max((to - from) / 100, 1e-6);
   byId("range").textContent = `${steps} · ${moment(from, grain)} to ${moment(to, grain)} of ${whole}`;
 }
@@ -179,8 +181,7 @@ async function start() {
   fillLegend(pipeline);
   fillTables(figures, pipeline);
   listenToButtons(pipeline);
-  const histogram = new Histogram(byId("histogram"), tbt);
-  byId("latency-sub").textContent = `time between tokens, ${tbt.length.toLocaleString("en")} of them`;
+  const histogram = new Histogram(byId("histogram"), byId("latency-sub"), tbt);
   const byNumber = (step) => pipeline.showStep(steps.step.indexOf(step));
   const charts = [histogram, ...makeCurves(page, figures, pipeline, byNumber)];
   const drawAll = () => { charts.forEach((chart) => chart.draw()); pipeline.drawNow(); };

@@ -32,6 +32,15 @@ function bytes(value) {
   return `${digits(value, 3)} ${units[unit]}`;
 }
 
+// The unit that `bytes` shows a value in.
+function byteUnit(value) {
+  return value >= 1 ? 1024 ** Math.min(4, Math.floor(Math.log2(value) / 10)) : 1;
+}
+
+function several(number, word) {
+  return `${number.toLocaleString("en")} ${word}${number === 1 ? "" : "s"}`;
+}
+
 function share(value) {
   return known(value) ? `${(100 * value).toFixed(Math.abs(value) < 0.0995 ? 1 : 0)} %` : NONE;
 }
