@@ -16,10 +16,12 @@ from polyneuron.cli.plan import plan
 from polyneuron.cli.profile import profile
 from polyneuron.cli.run import run
 from polyneuron.cli.synth import synth
+from polyneuron.cli.trace import trace
 from polyneuron.cli.verify import verify
 
 COMMANDS: tuple[Callable[..., Any], ...] = (
-    run, plan, profile, perplexity, bench, inspect, convert, synth, verify, doctor,
+    run, plan, profile, perplexity, bench, inspect, convert, synth, verify,
+    trace, doctor,
 )  # fmt: skip
 # BadParameter < UsageError < ClickException, of whichever click this typer brings.
 UsageFault: type[Exception] = typer.BadParameter.__mro__[2]

@@ -16,10 +16,11 @@ import numpy as np
 from polyneuron.timeline_events import Event
 from polyneuron.tracing.chrome_counters import counters
 from polyneuron.tracing.chrome_tracks import Track, Tracks
+from polyneuron.tracing.op_waits import flash_waits_ns
 from polyneuron.tracing.read_lanes import read_lanes
 from polyneuron.tracing.read_uses import ReadUses, read_uses
 from polyneuron.tracing.record_table import Column, RecordTable
-from polyneuron.tracing.recording import Mark, Recording, Request, Step
+from polyneuron.tracing.recording import Detail, Mark, Recording, Request, Step
 
 TraceEvent = dict[str, Any]
 
@@ -122,19 +123,26 @@ def _mark(mark: Mark, track: Track, first_ns: int) -> TraceEvent:
 def _executor(recording: Recording, actor: str, track: Track) -> Iterator[TraceEvent]:
     """Ops, the waits before them and the clusters within."""
     detail, first_ns = recording.detail, recording.first_ns
-    yield from _ops(detail.ops_of(actor), detail.kinds, track, first_ns)
+    yield from _ops(detail, actor, track, first_ns)
     yield from _clusters(detail.clusters_of(actor), detail.stages, track, first_ns)
 
 
-def _ops(ops: RecordTable, kinds: list[str], track: Track, first_ns: int) -> Iterator[TraceEvent]:
+def _ops(detail: Detail, actor: str, track: Track, first_ns: int) -> Iterator[TraceEvent]:
     free_ns = 0
-    for t_ns, ns, wait_ns, step, op, kind, layer, units in ops.rows.tolist():
+    rows, kinds = detail.ops_of(actor).rows.tolist(), detail.kinds
+    for row, flash_ns in zip(rows, flash_waits_ns(detail, actor).tolist(), strict=True):
+        t_ns, ns, wait_ns, stall_ns, step, op, kind, layer, units = row
         start_ns = t_ns - first_ns
-        waited_ns = min(wait_ns, start_ns - free_ns)  # it cannot have waited while it worked
-        if waited_ns > 0:
-            yield _complete(track, "wait", "wait", start_ns - waited_ns, waited_ns, {"step": step})
+        for name, until_ns, waited_ns in (
+            ("wait for others", start_ns - flash_ns, wait_ns - flash_ns),
+            ("wait for flash", start_ns, flash_ns),
+        ):
+            shown_ns = min(waited_ns, until_ns - free_ns)  # it did not wait while it worked
+            if shown_ns > 0:
+                args = {"step": step}
+                yield _complete(track, name, "wait", until_ns - shown_ns, shown_ns, args)
         name = kinds[kind] if layer < 0 else f"{kinds[kind]} {layer}"
-        args = {"step": step, "op": op, "layer": layer, "units": units}
+        args = {"step": step, "op": op, "layer": layer, "units": units, "stall_ns": stall_ns}
         yield _complete(track, name, "op", start_ns, ns, args)
         free_ns = max(free_ns, start_ns + ns)
 

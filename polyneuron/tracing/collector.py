@@ -26,6 +26,7 @@ from polyneuron.tracing.recording import (
 )
 
 MAX_LINE_BYTES = 1 << 20
+PROGRESS_EVERY = 1 << 12
 MAX_NUMBER = 1 << 52
 """What a page can still count exactly; as a time, 52 days."""
 MAX_TIME_NS = 1 << 62
@@ -34,15 +35,20 @@ _MARKS = {Event.PHASE, Event.BATCH, Event.GRAPH, Event.PLAN, Event.FAULT, Event.
 _STEP_KEYS = tuple(KEYS[Event.STEP])
 
 
-def read_recording(path: Path) -> Recording:
+def read_recording(path: Path, on_bytes: Callable[[int, int], None] | None = None) -> Recording:
     """The recording in a file; ConfigError when it cannot be read, FormatError when it is no
     timeline. One that was cut in the middle of its last line is read up to there.
+
+    `on_bytes` hears now and then how many bytes were read, and how many there are.
     """
     collector = Collector()
     try:
         with path.open("rb") as file:
+            total = path.stat().st_size
             for event in _events(file, path, collector):
                 collector.take(event)
+                if on_bytes is not None and collector.num_events % PROGRESS_EVERY == 0:
+                    on_bytes(file.tell(), total)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     if not collector.num_events:
@@ -189,8 +195,9 @@ class Collector:
         k = event.keys
         kind = self._kinds.number(k["kind"])
         self._ops[event.actor].append(
-            (event.t_ns, k["ns"], k["wait_ns"], k["step"], k["op"], kind, k["layer"], k["units"])
-        )
+            (event.t_ns, k["ns"], k["wait_ns"], k.get("stall_ns", 0), k["step"], k["op"], kind,
+             k["layer"], k["units"])
+        )  # fmt: skip
 
     def _take_cluster(self, event: TimelineEvent) -> None:
         k = event.keys

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from polyneuron.tracing.op_waits import enclosing, flash_waits_ns, is_word
 from polyneuron.tracing.record_table import RecordTable
 from polyneuron.tracing.recording import AWAIT_ROWS, WAIT, Detail, Recording
 
@@ -35,42 +36,21 @@ def occupancies(recording: Recording) -> list[Occupancy]:
 
 
 def _occupancy(detail: Detail, actor: str, steps: NDArray[np.int64], steps_ns: int) -> Occupancy:
-    ops, clusters = (
-        _of_steps(detail.ops_of(actor), steps),
-        _of_steps(detail.clusters_of(actor), steps),
-    )
+    all_ops, all_clusters = detail.ops_of(actor), detail.clusters_of(actor)
+    chosen = np.isin(all_ops.column("step"), steps)
+    ops, before_ns = all_ops.where(chosen), int(flash_waits_ns(detail, actor)[chosen].sum())
+    clusters = all_clusters.where(np.isin(all_clusters.column("step"), steps))
     awaits = ops.where(is_word(ops, "kind", detail.kinds, AWAIT_ROWS))
     is_wait = is_word(clusters, "stage", detail.stages, WAIT)
     waits = clusters.where(is_wait)
-    waits = waits.where(~_inside(waits, awaits))
-    stall_ns = _total(awaits, "ns") + _total(waits, "ns")
+    waits = waits.where(enclosing(waits, awaits) < 0)
+    inside_ns = _total(awaits, "ns") + _total(waits, "ns")
     if len(ops):
-        busy_ns = max(0, _total(ops, "ns") - stall_ns)
+        busy_ns = max(0, _total(ops, "ns") - inside_ns)
     else:
         busy_ns = _total(clusters.where(~is_wait), "ns")
-    return Occupancy(actor, steps_ns, busy_ns, stall_ns, _total(ops, "wait_ns"))
-
-
-def is_word(table: RecordTable, column: str, words: list[str], word: str) -> NDArray[np.bool_]:
-    """Which records have this word in a column of word numbers."""
-    number = words.index(word) if word in words else -1
-    found: NDArray[np.bool_] = table.column(column) == number
-    return found
-
-
-def _of_steps(table: RecordTable, steps: NDArray[np.int64]) -> RecordTable:
-    return table.where(np.isin(table.column("step"), steps))
-
-
-def _inside(records: RecordTable, spans: RecordTable) -> NDArray[np.bool_]:
-    """Which records begin within one of the spans, which do not overlap."""
-    if not len(spans):
-        return np.zeros(len(records), dtype=np.bool_)
-    starts = spans.column("t_ns")
-    before = np.searchsorted(starts, records.column("t_ns"), side="right") - 1
-    ends = starts + spans.column("ns")
-    found: NDArray[np.bool_] = (before >= 0) & (records.column("t_ns") < ends[before])
-    return found
+    wait_ns = _total(ops, "wait_ns") - before_ns
+    return Occupancy(actor, steps_ns, busy_ns, inside_ns + before_ns, wait_ns)
 
 
 def _total(table: RecordTable, column: str) -> int:

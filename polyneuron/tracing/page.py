@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyneuron.tracing.op_waits import flash_waits_ns
 from polyneuron.tracing.packing import PackedColumn, pack_column, pack_payload
 from polyneuron.tracing.read_lanes import read_lanes
 from polyneuron.tracing.read_uses import read_uses
@@ -112,6 +113,8 @@ def _columns(recording: Recording, detail: Detail) -> Iterator[PackedColumn]:
     yield from _table_columns("residency", recording.residency, first_ns)
     for index, actor in enumerate(detail.executors()):
         yield from _table_columns(f"ops{index}", detail.ops_of(actor), first_ns)
+        flash = flash_waits_ns(detail, actor) // TICK_NS
+        yield pack_column(f"ops{index}.flash", flash)
         yield from _table_columns(f"clusters{index}", detail.clusters_of(actor), first_ns)
     yield from _table_columns("reads", detail.reads, first_ns)
     yield pack_column("reads.lane", read_lanes(detail.reads))
@@ -127,13 +130,13 @@ def _table_columns(name: str, table: RecordTable, first_ns: int) -> Iterator[Pac
         values = table.column(column)
         if column == "t_ns":
             values = _since(values, first_ns)
-        elif column in {"ns", "wait_ns"}:
+        elif column in {"ns", "wait_ns", "stall_ns"}:
             values = values // TICK_NS
         yield pack_column(f"{name}.{_short(column)}", values)
 
 
 def _short(column: str) -> str:
-    return {"t_ns": "t", "ns": "d", "wait_ns": "wait"}.get(column, column)
+    return {"t_ns": "t", "ns": "d", "wait_ns": "wait", "stall_ns": "stall"}.get(column, column)
 
 
 def _since(values: NDArray[np.int64], first_ns: int) -> NDArray[np.int64]:

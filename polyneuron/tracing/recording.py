@@ -8,7 +8,7 @@ from typing import Any
 
 from polyneuron.tracing.record_table import RecordTable
 
-OP_COLUMNS = ("t_ns", "ns", "wait_ns", "step", "op", "kind", "layer", "units")
+OP_COLUMNS = ("t_ns", "ns", "wait_ns", "stall_ns", "step", "op", "kind", "layer", "units")
 CLUSTER_COLUMNS = ("t_ns", "ns", "step", "layer", "cluster", "stage", "neurons", "misses")
 READ_COLUMNS = ("t_ns", "ns", "read", "layer", "neuron", "bytes", "status", "step")
 TOKEN_COLUMNS = ("t_ns", "request", "index")

@@ -192,7 +192,7 @@ class Pipeline {
 
   drawExecutor(painter, lane) {
     const { top, height, ops, clusters, waits } = lane;
-    painter.paint(waits, () => NUMBER_OF.wait, top + height * 0.34, height * 0.32);
+    painter.paint(waits, (i) => (waits.isFlash[i] ? NUMBER_OF.stall : NUMBER_OF.wait), top + height * 0.34, height * 0.32);
     painter.paint(ops, (i) => this.kindCategory[ops.kind[i]], top, height);
     painter.paint(clusters, (i) => this.stageCategory[clusters.stage[i]], top + 7, height - 7);
     this.hatchStalls(painter.context, lane);
@@ -241,16 +241,23 @@ function shortened(context, text, room) {
   return shown;
 }
 
-// The time each op waited before it began, as records; never over the op before it.
+// The time each op waited before it began, as records; never over the op before it. The layer that
+// flash owed is waited for last.
 function waitsBefore(ops) {
-  const t = [], d = [];
+  const t = [], d = [], isFlash = [];
   let free = 0;
+  const add = (from, to, flash) => {
+    const begin = Math.max(free, from);
+    if (to > begin) { t.push(begin); d.push(to - begin); isFlash.push(flash); }
+  };
   for (let i = 0; i < ops.t.length; i++) {
-    const begin = Math.max(free, ops.t[i] - ops.wait[i]);
-    if (ops.t[i] > begin) { t.push(begin); d.push(ops.t[i] - begin); }
+    const turn = ops.t[i] - ops.flash[i];
+    add(ops.t[i] - ops.wait[i], turn, 0);
+    add(turn, ops.t[i], 1);
     free = Math.max(free, ops.t[i] + ops.d[i]);
   }
-  return { t: Float64Array.from(t), d: Float64Array.from(d), longest: d.reduce((most, wait) => Math.max(most, wait), 0) };
+  const longest = d.reduce((most, wait) => Math.max(most, wait), 0);
+  return { t: Float64Array.from(t), d: Float64Array.from(d), isFlash, longest };
 }
 
 function splitByLane(reads, rows) {

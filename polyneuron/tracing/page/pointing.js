@@ -125,7 +125,7 @@ function hitExecutor(pipeline, lane, tick, slack, y) {
       lines: [`layer ${c.layer[i]}, cluster ${c.cluster[i]}, step ${c.step[i]}`, `${count(c.neurons[i])} neurons, ${count(c.misses[i])} misses`],
     };
   }
-  const i = recordAt(ops, tick, slack);
+  const w = recordAt(waits, tick, 0), i = w < 0 ? recordAt(ops, tick, slack) : -1;
   if (i >= 0 && ops.t[i] <= tick + slack && ops.t[i] + ops.d[i] >= tick - slack) {
     const of = ops.layer[i] < 0 ? "" : `layer ${ops.layer[i]}, `;
     return {
@@ -134,9 +134,8 @@ function hitExecutor(pipeline, lane, tick, slack, y) {
       lines: [`${of}op ${ops.op[i]} of step ${ops.step[i]}`, `${ops.units[i]} units, waited ${milliseconds(ops.wait[i] * tickMs)} before`],
     };
   }
-  const w = recordAt(waits, tick, 0);
   if (w < 0) return null;
-  return { ...box, key: `${lane.name}w${w}`, t: waits.t[w], d: waits.d[w], heading: `waits for others · ${milliseconds(waits.d[w] * tickMs)}`, lines: [] };
+  return { ...box, key: `${lane.name}w${w}`, t: waits.t[w], d: waits.d[w], heading: `waits for ${waits.isFlash[w] ? "flash" : "others"} · ${milliseconds(waits.d[w] * tickMs)}`, lines: [] };
 }
 
 function hitRead(pipeline, lane, tick, slack, y) {
