@@ -101,7 +101,11 @@ def events(figures: Figures) -> Table:
     for heading in ("event", "what", "told by"):
         table.add_column(heading)
     for row in sorted(rows, key=lambda row: float(row["t_ms"])):
-        what = ", ".join(f"{k} {shown(v)}" for k, v in row.items() if k not in _NOT_KEYS)
+        what = ", ".join(
+            f"{key} {NONE if value == '' else shown(value)}"
+            for key, value in row.items()
+            if key not in _NOT_KEYS
+        )
         table.add_row(ms(row["t_ms"]), row["event"], what, shown(row["actor"]))
     return table
 

@@ -118,7 +118,6 @@ class Collector:
         self._clusters = defaultdict[str, RecordColumns](lambda: RecordColumns(*CLUSTER_COLUMNS))
         self._reads = RecordColumns(*READ_COLUMNS)
         self._takers: dict[str, Callable[[TimelineEvent], None]] = {
-            Event.RUN: self._take_run,
             Event.REQUEST: self._take_request,
             Event.TOKEN: self._take_token,
             Event.STEP: self._take_step,
@@ -133,6 +132,9 @@ class Collector:
     def take(self, event: TimelineEvent) -> None:
         """Count one event in; one of a kind that is not known counts only for the time."""
         self.num_events += 1
+        if event.event == Event.RUN:  # reading the model comes after it and is not in the picture
+            self._take_run(event)
+            return
         end_ns = event.t_ns + int(event.keys.get("ns") or 0 if event.event in KEYS else 0)
         self._first_ns = min(self._first_ns, event.t_ns)
         self._last_ns = max(self._last_ns, end_ns)
@@ -143,11 +145,12 @@ class Collector:
     def recording(self) -> Recording:
         """All that was taken, in order of time."""
         by_time = attrgetter("t_ns")
+        first_ns = min(self._first_ns, self._last_ns)  # of no event at all: both zero
         return Recording(
             run=self._run,
             num_events=self.num_events,
             is_cut=self.is_cut,
-            first_ns=self._first_ns,
+            first_ns=first_ns,
             last_ns=self._last_ns,
             requests=[self._requests[key] for key in sorted(self._requests)],
             steps=sorted(self._steps, key=by_time),

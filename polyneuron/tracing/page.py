@@ -27,6 +27,7 @@ SCRIPTS = (
     "unpack.js", "text.js", "chart.js", "draw_pipeline.js", "overview.js", "pointing.js",
     "pipeline.js", "page.js",
 )  # fmt: skip
+STYLES = ("colours.css", "page.css")
 _PARTS = files("polyneuron.tracing") / "page"
 _NULLABLE = (
     "compute_ns", "stall_ns", "wait_ns", "bytes", "reads", "hits", "misses",
@@ -42,7 +43,7 @@ def page_of(recording: Recording, figures: Figures, max_records: int = MAX_RECOR
     title = str(recording.run.get("model", "timeline"))
     for place, content in {
         "TITLE": html.escape(title.encode(errors="replace").decode()),
-        "STYLE": _part("page.css"),
+        "STYLE": "\n".join(_part(name) for name in STYLES),
         "SCRIPT": "\n".join(_part(name) for name in SCRIPTS),
         "DATA": pack_payload(head, columns),  # last: none of the others may hold its place
     }.items():
@@ -52,9 +53,8 @@ def page_of(recording: Recording, figures: Figures, max_records: int = MAX_RECOR
 
 def thinned(detail: Detail, max_records: int) -> Detail:
     """A detail with every n-th step that has one, so that at most so many records are left."""
-    tables = [*detail.ops.values(), *detail.clusters.values(), detail.reads]
     steps, counts = np.unique(
-        np.concatenate([table.column("step") for table in tables]), return_counts=True
+        np.concatenate([table.column("step") for table in _tables(detail)]), return_counts=True
     )
     every = 1
     while counts[::every].sum() > max_records and every < len(steps):
@@ -69,6 +69,10 @@ def thinned(detail: Detail, max_records: int) -> Detail:
         {actor: _of_steps(table, kept) for actor, table in detail.clusters.items()},
         _of_steps(detail.reads, kept),
     )
+
+
+def _tables(detail: Detail) -> list[RecordTable]:
+    return [*detail.ops.values(), *detail.clusters.values(), detail.reads]
 
 
 def _of_steps(table: RecordTable, steps: NDArray[np.int64]) -> RecordTable:
@@ -108,7 +112,7 @@ def _ticks(ns: int) -> int:
 
 def _columns(recording: Recording, detail: Detail) -> Iterator[PackedColumn]:
     first_ns = recording.first_ns
-    yield from _step_columns(recording.steps, first_ns)
+    yield from _step_columns(recording.steps, first_ns, _steps_of(detail))
     yield from _table_columns("tokens", recording.tokens, first_ns)
     yield from _table_columns("residency", recording.residency, first_ns)
     for index, actor in enumerate(detail.executors()):
@@ -143,7 +147,15 @@ def _since(values: NDArray[np.int64], first_ns: int) -> NDArray[np.int64]:
     return (values - first_ns) // TICK_NS
 
 
-def _step_columns(steps: list[Step], first_ns: int) -> Iterator[PackedColumn]:
+def _steps_of(detail: Detail) -> set[int]:
+    """The steps that have records."""
+    found: set[int] = set()
+    for table in _tables(detail):
+        found.update(np.unique(table.column("step")).tolist())
+    return found
+
+
+def _step_columns(steps: list[Step], first_ns: int, detailed: set[int]) -> Iterator[PackedColumn]:
     """What was not measured is -1."""
     phases = _words(step.phase for step in steps)
     graphs = _words(step.graph for step in steps)
@@ -156,7 +168,7 @@ def _step_columns(steps: list[Step], first_ns: int) -> Iterator[PackedColumn]:
         "tokens": [step.tokens for step in steps],
         "sequences": [step.sequences for step in steps],
         "executors": [step.executors for step in steps],
-        "detail": [int(step.detail) for step in steps],
+        "detail": [int(step.detail and step.step in detailed) for step in steps],
     }
     for name in _NULLABLE:
         measured = [getattr(step, name) for step in steps]

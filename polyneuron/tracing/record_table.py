@@ -1,4 +1,4 @@
-"""Many records of one kind as columns of whole numbers: 8 bytes a number, however many there are."""
+"""Many records of one kind as columns of whole numbers, 8 bytes a number."""
 
 from __future__ import annotations
 

@@ -142,6 +142,7 @@ class Recording:
     is_cut: bool
     """It ends in the middle of a line."""
     first_ns: int
+    """Of the events after `run`, the first; pictures and figures count from here."""
     last_ns: int
     requests: list[Request]
     steps: list[Step]

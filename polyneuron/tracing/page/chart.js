@@ -3,14 +3,17 @@
 const theme = { colours: {} };
 
 function colour(name) {
-  theme.colours[name] ??= getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  theme.colours[name] ??= getComputedStyle(document.documentElement)
+    .getPropertyValue(`--${name}`)
+    .trim();
   return theme.colours[name];
 }
 
 // A context in CSS pixels, cleared; the bitmap has the screen's own pixels.
 function contextOf(canvas) {
   const ratio = window.devicePixelRatio || 1;
-  const width = canvas.clientWidth, height = canvas.clientHeight;
+  const width = canvas.clientWidth,
+    height = canvas.clientHeight;
   const [wide, high] = [Math.round(width * ratio), Math.round(height * ratio)];
   if (canvas.width !== wide || canvas.height !== high) [canvas.width, canvas.height] = [wide, high];
   const context = canvas.getContext("2d");
@@ -28,7 +31,8 @@ function ticks(low, high, target) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough);
   const values = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) values.push(i * step || 0);
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++)
+    values.push(i * step || 0);
   return { step, values };
 }
 
@@ -48,7 +52,9 @@ function frame(context, width, height, x, y) {
     context.fillText(y.text(value), MARGIN.left - 6, at);
   }
   for (const value of x.ticks) {
-    const at = x.place(value), text = x.text(value), half = context.measureText(text).width / 2;
+    const at = x.place(value),
+      text = x.text(value),
+      half = context.measureText(text).width / 2;
     context.textAlign = at + half > width ? "right" : "center";
     context.fillText(text, Math.min(at, width), height - 8);
   }
@@ -65,13 +71,18 @@ function nothing(context, width, height, text) {
   context.fillText(text, width / 2, height / 2);
 }
 
-// One value a step over the run: {canvas, points: [{ms, value, step}], spanMs, top, text, colourName}.
+// One value a step over the run; of options: canvas, points [{ms, value, step}], spanMs, low, top,
+// text(value), colourName, and what to say where there are none.
 class Curve {
   constructor(options, onChoose) {
     Object.assign(this, options);
     this.hovered = null;
     this.canvas.addEventListener("pointermove", (event) => this.hover(event));
-    this.canvas.addEventListener("pointerleave", () => { this.hovered = null; hideTip(); this.draw(); });
+    this.canvas.addEventListener("pointerleave", () => {
+      this.hovered = null;
+      hideTip();
+      this.draw();
+    });
     this.canvas.addEventListener("click", () => this.hovered && onChoose(this.hovered.step));
     this.canvas.style.cursor = this.points.length ? "pointer" : "default";
   }
@@ -82,14 +93,24 @@ class Curve {
     const x = scaleOf(0, this.spanMs, MARGIN.left, width - MARGIN.right);
     const y = scaleOf(this.low, this.top, height - MARGIN.bottom, MARGIN.top);
     const across = ticks(0, this.spanMs, (width - MARGIN.left) / 110);
-    const unit = this.unitOf?.(this.top) ?? 1, up = ticks(this.low / unit, this.top / unit, 4);
-    frame(context, width, height,
+    const unit = this.unitOf?.(this.top) ?? 1,
+      up = ticks(this.low / unit, this.top / unit, 4);
+    frame(
+      context,
+      width,
+      height,
       { ticks: across.values, place: x, text: (ms) => moment(ms, across.step) },
-      { ticks: up.values.map((value) => value * unit), place: y, text: this.text });
+      { ticks: up.values.map((value) => value * unit), place: y, text: this.text },
+    );
     this.x = x;
     context.save();
     context.beginPath();
-    context.rect(MARGIN.left, MARGIN.top - 3, width - MARGIN.left - MARGIN.right, height - MARGIN.bottom - MARGIN.top + 5);
+    context.rect(
+      MARGIN.left,
+      MARGIN.top - 3,
+      width - MARGIN.left - MARGIN.right,
+      height - MARGIN.bottom - MARGIN.top + 5,
+    );
     context.clip();
     this.drawPoints(context, x, y, width - MARGIN.left - MARGIN.right);
     context.restore();
@@ -105,18 +126,28 @@ class Curve {
   drawPoints(context, x, y, pixels) {
     const buckets = [];
     for (const point of this.points) {
-      const at = Math.floor(x(point.ms) / 2), last = buckets[buckets.length - 1];
+      const at = Math.floor(x(point.ms) / 2),
+        last = buckets[buckets.length - 1];
       if (last && last.at === at && this.points.length > pixels / 3) {
         last.low = Math.min(last.low, point.value);
         last.high = Math.max(last.high, point.value);
         last.sum += point.value;
         last.count += 1;
-      } else buckets.push({ at, x: x(point.ms), low: point.value, high: point.value, sum: point.value, count: 1 });
+      } else
+        buckets.push({
+          at,
+          x: x(point.ms),
+          low: point.value,
+          high: point.value,
+          sum: point.value,
+          count: 1,
+        });
     }
     const ink = colour(this.colourName);
     context.fillStyle = context.strokeStyle = ink;
     context.globalAlpha = 0.28;
-    for (const { x: at, low, high, count } of buckets) if (count > 1) context.fillRect(at, y(high), 2, Math.max(1, y(low) - y(high)));
+    for (const { x: at, low, high, count } of buckets)
+      if (count > 1) context.fillRect(at, y(high), 2, Math.max(1, y(low) - y(high)));
     context.globalAlpha = 1;
     context.lineWidth = 1.6;
     context.beginPath();
@@ -125,16 +156,20 @@ class Curve {
       context[isApart ? "moveTo" : "lineTo"](at, y(sum / count));
     });
     context.stroke();
-    if (buckets.length <= 60) for (const { x: at, sum, count } of buckets) {
-      context.beginPath();
-      context.arc(at, y(sum / count), 2.4, 0, 7);
-      context.fill();
-    }
+    if (buckets.length <= 60)
+      for (const { x: at, sum, count } of buckets) {
+        context.beginPath();
+        context.arc(at, y(sum / count), 2.4, 0, 7);
+        context.fill();
+      }
   }
 
   // Wider than this is a pause, not a step: no line leads over it.
   gap(buckets) {
-    this.usual ??= percentile(Float64Array.from(buckets.slice(1), (b, i) => b.x - buckets[i].x).sort(), 0.9);
+    this.usual ??= percentile(
+      Float64Array.from(buckets.slice(1), (b, i) => b.x - buckets[i].x).sort(),
+      0.9,
+    );
     return Math.max(24, this.usual * 6);
   }
 
@@ -147,7 +182,10 @@ class Curve {
     }
     this.hovered = best;
     this.draw();
-    showTip(event, `step ${best.step}`, [`${this.title}: ${this.text(best.value)}`, `at ${milliseconds(best.ms)}`]);
+    showTip(event, `step ${best.step}`, [
+      `${this.title}: ${this.text(best.value)}`,
+      `at ${milliseconds(best.ms)}`,
+    ]);
   }
 }
 
@@ -155,39 +193,56 @@ class Curve {
 class Histogram {
   constructor(canvas, sub, times) {
     Object.assign(this, { canvas, sub });
-    this.subText = sub.textContent = `time between tokens, ${times.length.toLocaleString("en")} of them`;
+    this.subText =
+      sub.textContent = `time between tokens, ${times.length.toLocaleString("en")} of them`;
     this.times = Float64Array.from(times).sort();
-    this.marks = [["P50", 0.5], ["P90", 0.9], ["P99", 0.99]].map(([name, part]) => [name, percentile(this.times, part)]);
+    this.marks = [
+      ["P50", 0.5],
+      ["P90", 0.9],
+      ["P99", 0.99],
+    ].map(([name, part]) => [name, percentile(this.times, part)]);
     canvas.addEventListener("pointermove", (event) => this.hover(event));
     canvas.addEventListener("pointerleave", hideTip);
   }
 
   bins(width) {
-    const times = this.times, last = times[times.length - 1];
+    const times = this.times,
+      last = times[times.length - 1];
     const top = Math.min(last, percentile(times, 0.99) * 1.15);
     const low = Math.max(0, times[0] - (top - times[0]) * 0.08);
     const high = top > low ? top : low + Math.max(1e-3, low * 0.1);
-    const number = Math.max(8, Math.min(56, Math.round(width / 9), Math.ceil(Math.sqrt(times.length) * 2.5)));
+    const number = Math.max(
+      8,
+      Math.min(56, Math.round(width / 9), Math.ceil(Math.sqrt(times.length) * 2.5)),
+    );
     const counts = new Array(number).fill(0);
-    for (const time of times) counts[Math.min(number - 1, Math.floor(((time - low) / (high - low)) * number))] += 1;
+    for (const time of times)
+      counts[Math.min(number - 1, Math.floor(((time - low) / (high - low)) * number))] += 1;
     return { low, high, counts, isOpen: last > high, width: (high - low) / number };
   }
 
   draw() {
     const { context, width, height } = contextOf(this.canvas);
-    if (!this.times.length) return nothing(context, width, height, "fewer than two tokens: nothing to measure");
+    if (!this.times.length)
+      return nothing(context, width, height, "fewer than two tokens: nothing to measure");
     const bins = (this.drawn = this.bins(width - MARGIN.left));
     if (bins.isOpen) this.sub.textContent = `${this.subText}; the red bar holds all beyond`;
-    const most = Math.max(...bins.counts), top = 20;
+    const most = Math.max(...bins.counts),
+      top = 20;
     const x = (this.x = scaleOf(bins.low, bins.high, MARGIN.left, width - MARGIN.right));
     const y = scaleOf(0, most, height - MARGIN.bottom, top);
     const across = ticks(bins.low, bins.high, (width - MARGIN.left) / 90);
     const up = ticks(0, most, 3).values.filter(Number.isInteger);
-    frame(context, width, height,
+    frame(
+      context,
+      width,
+      height,
       { ticks: across.values, place: x, text: (ms) => `${+ms.toPrecision(6)} ms` },
-      { ticks: up, place: y, text: String });
+      { ticks: up, place: y, text: String },
+    );
     bins.counts.forEach((number, i) => {
-      const left = x(bins.low + i * bins.width), right = x(bins.low + (i + 1) * bins.width);
+      const left = x(bins.low + i * bins.width),
+        right = x(bins.low + (i + 1) * bins.width);
       const isRest = bins.isOpen && i === bins.counts.length - 1;
       context.fillStyle = colour(isRest ? "stall" : "accent");
       context.fillRect(left + 0.5, y(number), Math.max(1, right - left - 1), y(0) - y(number));
@@ -199,7 +254,8 @@ class Histogram {
     context.strokeStyle = context.fillStyle = colour("ink");
     context.setLineDash([4, 3]);
     const labels = this.marks.map(([name, value]) => {
-      const at = Math.min(x(value), width - MARGIN.right), text = `${name} ${milliseconds(value)}`;
+      const at = Math.min(x(value), width - MARGIN.right),
+        text = `${name} ${milliseconds(value)}`;
       context.beginPath();
       context.moveTo(at, 16);
       context.lineTo(at, height - MARGIN.bottom);
@@ -219,11 +275,16 @@ class Histogram {
   hover(event) {
     if (!this.drawn || !this.x) return;
     const { low, width, counts, isOpen } = this.drawn;
-    const bin = counts.findIndex((_, i) => event.offsetX < this.x(low + (i + 1) * width) && event.offsetX >= this.x(low + i * width));
+    const bin = counts.findIndex(
+      (_, i) =>
+        event.offsetX < this.x(low + (i + 1) * width) && event.offsetX >= this.x(low + i * width),
+    );
     if (bin < 0) return hideTip();
     const isRest = isOpen && bin === counts.length - 1;
     const to = isRest ? "and more" : `to ${milliseconds(low + (bin + 1) * width)}`;
-    showTip(event, `${counts[bin]} of ${this.times.length} tokens`, [`${milliseconds(low + bin * width)} ${to}`]);
+    showTip(event, `${counts[bin]} of ${this.times.length} tokens`, [
+      `${milliseconds(low + bin * width)} ${to}`,
+    ]);
   }
 }
 
@@ -232,8 +293,14 @@ function showTip(event, heading, lines) {
   tip.replaceChildren(element("b", {}, heading), ...lines.map((line) => element("span", {}, line)));
   tip.hidden = false;
   const { width, height } = tip.getBoundingClientRect();
-  const left = event.clientX + 14 + width > window.innerWidth ? event.clientX - 14 - width : event.clientX + 14;
-  const top = event.clientY + 16 + height > window.innerHeight ? event.clientY - 12 - height : event.clientY + 16;
+  const left =
+    event.clientX + 14 + width > window.innerWidth
+      ? event.clientX - 14 - width
+      : event.clientX + 14;
+  const top =
+    event.clientY + 16 + height > window.innerHeight
+      ? event.clientY - 12 - height
+      : event.clientY + 16;
   tip.style.left = `${Math.max(4, left)}px`;
   tip.style.top = `${Math.max(4, top)}px`;
 }

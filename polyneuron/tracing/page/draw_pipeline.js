@@ -1,25 +1,51 @@
 // Draws the lanes: what begins and ends within less than a pixel is drawn as the share it takes.
 
-const GUTTER = 92, AXIS = 22, STEP_HEIGHT = 20, LANE_HEIGHT = 26, LANE_GAP = 5;
+const GUTTER = 92,
+  AXIS = 22,
+  STEP_HEIGHT = 20,
+  LANE_HEIGHT = 26,
+  LANE_GAP = 5;
 const BIN = 3; // pixels over which short records are summed up
 
 const CATEGORIES = [
-  ["dense", "attention, norms, matrices"], ["hot", "feed forward, dense"], ["group", "neuron clusters"],
-  ["predict", "predict"], ["gate", "gate"], ["updown", "up and down"], ["stall", "waits for flash"],
-  ["wait", "waits for others"], ["read", "read from flash"], ["other", "other"],
+  ["dense", "attention, norms, matrices"],
+  ["hot", "feed forward, dense"],
+  ["group", "neuron clusters"],
+  ["predict", "predict"],
+  ["gate", "gate"],
+  ["updown", "up and down"],
+  ["stall", "waits for flash"],
+  ["wait", "waits for others"],
+  ["read", "read from flash"],
+  ["other", "other"],
 ];
 const CATEGORY_OF = {
-  embed: "dense", norm: "dense", matmul: "dense", rope_kv: "dense", attention: "dense",
-  quantize: "dense", merge: "dense", feed_forward: "hot", clusters: "group", late_clusters: "group",
-  rows_up: "gate", rows_down: "updown", predict: "predict", await_rows: "stall",
-  pred: "predict", gc: "gate", udc: "updown",
+  embed: "dense",
+  norm: "dense",
+  matmul: "dense",
+  rope_kv: "dense",
+  attention: "dense",
+  quantize: "dense",
+  merge: "dense",
+  feed_forward: "hot",
+  clusters: "group",
+  late_clusters: "group",
+  rows_up: "gate",
+  rows_down: "updown",
+  predict: "predict",
+  await_rows: "stall",
+  pred: "predict",
+  gc: "gate",
+  udc: "updown",
 };
 const NUMBER_OF = Object.fromEntries(CATEGORIES.map(([name], i) => [name, i]));
 
 function categories(words, isStage) {
   return words.map((word) => {
     const name = isStage && word === "wait" ? "stall" : CATEGORY_OF[word];
-    return NUMBER_OF[Object.hasOwn(CATEGORY_OF, word) || (isStage && word === "wait") ? name : "other"];
+    return NUMBER_OF[
+      Object.hasOwn(CATEGORY_OF, word) || (isStage && word === "wait") ? name : "other"
+    ];
   });
 }
 
@@ -50,14 +76,17 @@ class RecordPainter {
   }
 
   paint(records, categoryOf, top, height, minimum = 0.8) {
-    const { from, to } = this.view, { t, d } = records;
+    const { from, to } = this.view,
+      { t, d } = records;
     this.bins.fill(0);
     let isBinned = false;
     const drawn = CATEGORIES.map(() => []);
     for (let i = lowerBound(t, from - records.longest); i < t.length && t[i] < to; i++) {
-      const begin = (t[i] - from) * this.scale, end = begin + d[i] * this.scale;
+      const begin = (t[i] - from) * this.scale,
+        end = begin + d[i] * this.scale;
       if (end < 0) continue;
-      if (end - begin >= minimum) drawn[categoryOf(i)].push(Math.max(0, begin), Math.min(this.width, end));
+      if (end - begin >= minimum)
+        drawn[categoryOf(i)].push(Math.max(0, begin), Math.min(this.width, end));
       else {
         isBinned = true;
         const bin = Math.max(0, Math.floor(begin / BIN)) * CATEGORIES.length + categoryOf(i);
@@ -106,30 +135,44 @@ function drawAxis(context, view, left, width, tickMs) {
 }
 
 const MARK_STYLE = {
-  fault: ["bad", "▲"], restart: ["good", "↻"], batch: ["accent", "●"], graph: ["hot", "◆"],
-  plan: ["updown", "■"], phase: ["soft", "▸"],
+  fault: ["bad", "▲"],
+  restart: ["good", "↻"],
+  batch: ["accent", "●"],
+  graph: ["hot", "◆"],
+  plan: ["updown", "■"],
+  phase: ["soft", "▸"],
 };
 
 function markText(mark) {
   switch (mark.event) {
-    case "fault": return `${mark.kind} ${mark.target}`;
-    case "restart": return `restart ${mark.target}`;
-    case "batch": return `batch of ${mark.sequences}, hot ${share(mark.hot_share)}`;
-    case "graph": return mark.previous ? `${mark.previous} → ${mark.graph}` : mark.graph;
-    case "plan": return `${mark.what}: ${count(mark.cold_slots)} slots, ${bytes(mark.memory_bytes)}`;
-    default: return mark.phase ?? mark.event;
+    case "fault":
+      return `${mark.kind} ${mark.target}`;
+    case "restart":
+      return `restart ${mark.target}`;
+    case "batch":
+      return `batch of ${mark.sequences}, hot ${share(mark.hot_share)}`;
+    case "graph":
+      return mark.previous ? `${mark.previous} → ${mark.graph}` : mark.graph;
+    case "plan":
+      return `${mark.what}: ${count(mark.cold_slots)} slots, ${bytes(mark.memory_bytes)}`;
+    default:
+      return mark.phase ?? mark.event;
   }
 }
 
 // Lines through all lanes at switches and faults; names where there is room.
 function drawMarks(context, marks, view, left, width, height, tickMs) {
   let free = -Infinity;
-  const inView = marks.filter((mark) => mark.t_ms / tickMs >= view.from && mark.t_ms / tickMs <= view.to);
-  const rank = (mark) => ["phase", "graph", "batch", "plan", "restart", "fault"].indexOf(mark.event);
+  const inView = marks.filter(
+    (mark) => mark.t_ms / tickMs >= view.from && mark.t_ms / tickMs <= view.to,
+  );
+  const rank = (mark) =>
+    ["phase", "graph", "batch", "plan", "restart", "fault"].indexOf(mark.event);
   const isCrowded = inView.length > width / 8;
   for (const mark of [...inView].sort((a, b) => rank(a) - rank(b))) {
     if (isCrowded && rank(mark) < 4) continue;
-    const at = Math.round(left + ((mark.t_ms / tickMs - view.from) / (view.to - view.from)) * width) + 0.5;
+    const at =
+      Math.round(left + ((mark.t_ms / tickMs - view.from) / (view.to - view.from)) * width) + 0.5;
     context.strokeStyle = colour((MARK_STYLE[mark.event] ?? ["soft"])[0]);
     context.lineWidth = mark.event === "fault" ? 2 : 1;
     context.setLineDash(mark.event === "fault" ? [] : [3, 3]);
@@ -145,7 +188,8 @@ function drawMarks(context, marks, view, left, width, height, tickMs) {
     const best = group.reduce((a, b) => (rank(b) > rank(a) ? b : a));
     const [ink, glyph] = MARK_STYLE[best.event] ?? ["soft", "▸"];
     const more = group.length > 1 ? ` +${group.length - 1}` : "";
-    const text = `${glyph} ${markText(best)}${more}`, wide = context.measureText(text).width;
+    const text = `${glyph} ${markText(best)}${more}`,
+      wide = context.measureText(text).width;
     if (at < free) continue;
     const x = Math.min(at + 1, left + width - wide);
     context.fillStyle = colour(ink);

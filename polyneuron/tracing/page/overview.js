@@ -3,7 +3,8 @@
 
 function drawOverview(pipeline) {
   const { context, width, height } = contextOf(pipeline.overview);
-  const floor = height - 8, place = scaleOf(0, Math.max(pipeline.span, MIN_SPAN), GUTTER, width);
+  const floor = height - 8,
+    place = scaleOf(0, Math.max(pipeline.span, MIN_SPAN), GUTTER, width);
   context.fillStyle = colour("band");
   context.fillRect(GUTTER, 0, width - GUTTER, height);
   drawStepBars(pipeline, context, place, width, floor);
@@ -26,14 +27,28 @@ function drawStepBars(pipeline, context, place, width, floor) {
   const capTicks = pipeline.capMs / pipeline.tickMs;
   const columns = new Map();
   for (let i = 0; i < t.length; i++) {
-    const left = place(t[i]), wide = place(t[i] + d[i]) - left;
+    const left = place(t[i]),
+      wide = place(t[i] + d[i]) - left;
     const whole = d[i] * executors[i];
-    const split = whole && compute[i] >= 0 ? [compute[i] / whole, Math.max(0, wait[i]) / whole, Math.max(0, stall[i]) / whole] : null;
+    const split =
+      whole && compute[i] >= 0
+        ? [compute[i] / whole, Math.max(0, wait[i]) / whole, Math.max(0, stall[i]) / whole]
+        : null;
     const key = wide >= 1 ? `s${i}` : Math.floor(left);
-    const column = columns.get(key) ?? { left: wide >= 1 ? left : Math.floor(left), wide: Math.max(1, wide > 3 ? wide - 1 : wide), d: 0, split: [0, 0, 0], count: 0, split_count: 0 };
+    const column = columns.get(key) ?? {
+      left: wide >= 1 ? left : Math.floor(left),
+      wide: Math.max(1, wide > 3 ? wide - 1 : wide),
+      d: 0,
+      split: [0, 0, 0],
+      count: 0,
+      split_count: 0,
+    };
     column.d += d[i];
     column.count += 1;
-    if (split) { split.forEach((part, at) => (column.split[at] += part)); column.split_count += 1; }
+    if (split) {
+      split.forEach((part, at) => (column.split[at] += part));
+      column.split_count += 1;
+    }
     columns.set(key, column);
   }
   for (const { left, wide, d: sum, split, count: number, split_count: known } of columns.values()) {
@@ -41,17 +56,19 @@ function drawStepBars(pipeline, context, place, width, floor) {
     context.fillStyle = colour("group");
     context.fillRect(left, floor - high, wide, high);
     let bottom = floor;
-    if (known) ["dense", "wait", "stall"].forEach((name, at) => {
-      const part = Math.min(bottom - floor + high, (split[at] / known) * high);
-      context.fillStyle = colour(name);
-      context.fillRect(left, bottom - part, wide, part);
-      bottom -= part;
-    });
+    if (known)
+      ["dense", "wait", "stall"].forEach((name, at) => {
+        const part = Math.min(bottom - floor + high, (split[at] / known) * high);
+        context.fillStyle = colour(name);
+        context.fillRect(left, bottom - part, wide, part);
+        bottom -= part;
+      });
   }
 }
 
 function drawWindow(pipeline, context, place, width, height) {
-  const from = place(pipeline.view.from), to = Math.max(from + 3, place(pipeline.view.to));
+  const from = place(pipeline.view.from),
+    to = Math.max(from + 3, place(pipeline.view.to));
   context.globalAlpha = 0.4;
   context.fillStyle = colour("ground");
   context.fillRect(GUTTER, 0, Math.max(0, from - GUTTER), height);
@@ -71,8 +88,15 @@ function listenToOverview(pipeline) {
   };
   let drag = null;
   canvas.addEventListener("pointerdown", (event) => {
-    const at = tickAt(event), { from, to } = pipeline.view;
-    drag = { at, from, to, isInside: at >= from && at <= to && to - from < pipeline.span * 0.98, isMoved: false };
+    const at = tickAt(event),
+      { from, to } = pipeline.view;
+    drag = {
+      at,
+      from,
+      to,
+      isInside: at >= from && at <= to && to - from < pipeline.span * 0.98,
+      isMoved: false,
+    };
     canvas.setPointerCapture(event.pointerId);
   });
   canvas.addEventListener("pointermove", (event) => {

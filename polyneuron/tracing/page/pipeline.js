@@ -1,4 +1,4 @@
-// The pipeline: which part of the run is seen, the overview of the whole, and the lanes of the part.
+// The pipeline: which part of the run is seen, the whole above it, and the lanes of the part.
 
 const MIN_SPAN = 20; // ticks
 
@@ -22,22 +22,44 @@ class Pipeline {
     const lanes = [{ kind: "steps", name: "steps", top: AXIS, height: STEP_HEIGHT }];
     let top = AXIS + STEP_HEIGHT + LANE_GAP + 1;
     this.head.executors.forEach((name, index) => {
-      const ops = this.records(`ops${index}`), clusters = this.records(`clusters${index}`);
-      lanes.push({ kind: "executor", name, top, height: LANE_HEIGHT, ops, clusters, waits: waitsBefore(ops) });
+      const ops = this.records(`ops${index}`),
+        clusters = this.records(`clusters${index}`);
+      lanes.push({
+        kind: "executor",
+        name,
+        top,
+        height: LANE_HEIGHT,
+        ops,
+        clusters,
+        waits: waitsBefore(ops),
+      });
       top += LANE_HEIGHT + LANE_GAP;
     });
     const reads = this.records("reads");
     if (reads.t.length) {
       const rows = reads.lane.reduce((most, lane) => Math.max(most, lane), 0) + 1;
       const rowHeight = Math.max(2.5, Math.min(9, 84 / rows));
-      lanes.push({ kind: "reads", name: "flash", top, height: rows * rowHeight, rowHeight, rows, reads, byLane: splitByLane(reads, rows) });
+      lanes.push({
+        kind: "reads",
+        name: "flash",
+        top,
+        height: rows * rowHeight,
+        rowHeight,
+        rows,
+        reads,
+        byLane: splitByLane(reads, rows),
+      });
     }
     return lanes;
   }
 
   records(name) {
     const columns = this.tables[name] ?? {};
-    const found = { ...columns, t: columns.t ?? new Float64Array(0), d: columns.d ?? new Float64Array(0) };
+    const found = {
+      ...columns,
+      t: columns.t ?? new Float64Array(0),
+      d: columns.d ?? new Float64Array(0),
+    };
     return { ...found, longest: found.d.reduce((most, d) => Math.max(most, d), 0) };
   }
 
@@ -46,15 +68,18 @@ class Pipeline {
     const { t, d, detail, phase } = this.steps;
     const decode = this.head.phases.indexOf("decode");
     const chosen = [];
-    for (let i = 0; i < t.length && chosen.length < 6; i++) if (detail[i] && phase[i] === decode) chosen.push(i);
+    for (let i = 0; i < t.length && chosen.length < 6; i++)
+      if (detail[i] && phase[i] === decode) chosen.push(i);
     if (t.length <= 4 || !chosen.length) return { from: 0, to: Math.max(this.span, MIN_SPAN) };
-    const first = chosen[Math.min(2, chosen.length - 1)], end = Math.min(first + 1, t.length - 1);
+    const first = chosen[Math.min(2, chosen.length - 1)],
+      end = Math.min(first + 1, t.length - 1);
     const margin = (t[end] + d[end] - t[first]) * 0.02;
     return { from: Math.max(0, t[first] - margin), to: t[end] + d[end] + margin };
   }
 
   show(from, to) {
-    const most = Math.max(this.span, MIN_SPAN), wide = Math.min(most, Math.max(MIN_SPAN, to - from));
+    const most = Math.max(this.span, MIN_SPAN),
+      wide = Math.min(most, Math.max(MIN_SPAN, to - from));
     const middle = (from + to) / 2;
     const begin = Math.max(0, Math.min(most - wide, middle - wide / 2));
     this.view = { from: begin, to: begin + wide };
@@ -62,7 +87,8 @@ class Pipeline {
   }
 
   zoom(factor, at = (this.view.from + this.view.to) / 2) {
-    const { from, to } = this.view, most = Math.max(this.span, MIN_SPAN);
+    const { from, to } = this.view,
+      most = Math.max(this.span, MIN_SPAN);
     const wide = Math.min(most, Math.max(MIN_SPAN, (to - from) * factor));
     const left = at - ((at - from) / (to - from)) * wide;
     const begin = Math.max(0, Math.min(most - wide, left));
@@ -78,7 +104,8 @@ class Pipeline {
   showStep(index) {
     const { t, d } = this.steps;
     if (!t.length) return;
-    const i = Math.max(0, Math.min(t.length - 1, index)), margin = Math.max(d[i] * 0.04, 2);
+    const i = Math.max(0, Math.min(t.length - 1, index)),
+      margin = Math.max(d[i] * 0.04, 2);
     this.show(t[i] - margin, t[i] + d[i] + margin);
   }
 
@@ -87,19 +114,21 @@ class Pipeline {
   }
 
   nextStep(direction) {
-    const middle = (this.view.from + this.view.to) / 2, { t, d } = this.steps;
-    const at = this.stepAt(middle), isOne = d[at] > 0 && this.view.to - this.view.from < d[at] * 1.5;
+    const middle = (this.view.from + this.view.to) / 2,
+      { t, d } = this.steps;
+    const at = this.stepAt(middle),
+      isOne = d[at] > 0 && this.view.to - this.view.from < d[at] * 1.5;
     this.showStep(isOne || direction < 0 ? at + direction : at + (t[at] < this.view.from ? 1 : 0));
   }
 
   showMoment(ms) {
-    const at = ms / this.tickMs, half = Math.min(this.span / 2, this.usualStep() * 4);
+    const at = ms / this.tickMs,
+      half = Math.min(this.span / 2, this.usualStep() * 4);
     this.show(at - half, at + half);
   }
 
   usualStep() {
-    const sorted = Float64Array.from(this.steps.d).sort();
-    return percentile(sorted, 0.5) || this.span / 10 || MIN_SPAN;
+    return this.usualTicks || this.span / 10 || MIN_SPAN;
   }
 
   showNextFault() {
@@ -122,7 +151,10 @@ class Pipeline {
   draw() {
     if (this.isAsked) return;
     this.isAsked = true;
-    requestAnimationFrame(() => { this.isAsked = false; this.drawNow(); });
+    requestAnimationFrame(() => {
+      this.isAsked = false;
+      this.drawNow();
+    });
   }
 
   drawNow() {
@@ -154,17 +186,24 @@ class Pipeline {
     context.textAlign = "left";
     for (const { name, top, height } of this.lanes) {
       context.fillStyle = colour("ink");
-      context.fillText(shortened(context, name, GUTTER - 10), 0, top + Math.min(height, LANE_HEIGHT) / 2 + 1);
+      context.fillText(
+        shortened(context, name, GUTTER - 10),
+        0,
+        top + Math.min(height, LANE_HEIGHT) / 2 + 1,
+      );
     }
   }
 
   drawSteps(context) {
-    const { t, d, step, detail } = this.steps, lane = this.lanes[0];
-    const bottom = this.lanes[this.lanes.length - 1], down = bottom.top + bottom.height - lane.top - lane.height;
+    const { t, d, step, detail } = this.steps,
+      lane = this.lanes[0];
+    const bottom = this.lanes[this.lanes.length - 1],
+      down = bottom.top + bottom.height - lane.top - lane.height;
     const stripes = hatch(context, colour("band2"));
     let last = -1;
     for (let i = this.stepAt(this.view.from); i < t.length && t[i] < this.view.to; i++) {
-      const left = Math.max(GUTTER - 2, this.x(t[i])), wide = this.x(t[i] + d[i]) - left;
+      const left = Math.max(GUTTER - 2, this.x(t[i])),
+        wide = this.x(t[i] + d[i]) - left;
       if (left + wide < GUTTER) continue;
       if (!detail[i]) {
         context.fillStyle = stripes;
@@ -180,7 +219,8 @@ class Pipeline {
 
   labelStep(context, i, left, wide, lane) {
     const { step, d, phase } = this.steps;
-    const at = Math.max(left, GUTTER) + 5, room = left + wide - at;
+    const at = Math.max(left, GUTTER) + 5,
+      room = left + wide - at;
     if (room < 26) return;
     const name = `${this.head.phases[phase[i]]} ${step[i]}`;
     const texts = [`${name} · ${milliseconds(d[i] * this.tickMs)}`, name, String(step[i])];
@@ -192,7 +232,12 @@ class Pipeline {
 
   drawExecutor(painter, lane) {
     const { top, height, ops, clusters, waits } = lane;
-    painter.paint(waits, (i) => (waits.isFlash[i] ? NUMBER_OF.stall : NUMBER_OF.wait), top + height * 0.34, height * 0.32);
+    painter.paint(
+      waits,
+      (i) => (waits.isFlash[i] ? NUMBER_OF.stall : NUMBER_OF.wait),
+      top + height * 0.34,
+      height * 0.32,
+    );
     painter.paint(ops, (i) => this.kindCategory[ops.kind[i]], top, height);
     painter.paint(clusters, (i) => this.stageCategory[clusters.stage[i]], top + 7, height - 7);
     this.hatchStalls(painter.context, lane);
@@ -200,11 +245,17 @@ class Pipeline {
 
   // A wait for flash differs by more than its colour.
   hatchStalls(context, { top, height, clusters }) {
-    const stripes = hatch(context, colour("panel")), { from, to } = this.view;
+    const stripes = hatch(context, colour("panel")),
+      { from, to } = this.view;
     context.fillStyle = stripes;
-    for (let i = lowerBound(clusters.t, from - clusters.longest); i < clusters.t.length && clusters.t[i] < to; i++) {
+    for (
+      let i = lowerBound(clusters.t, from - clusters.longest);
+      i < clusters.t.length && clusters.t[i] < to;
+      i++
+    ) {
       if (this.stageCategory[clusters.stage[i]] !== NUMBER_OF.stall) continue;
-      const left = this.x(clusters.t[i]), wide = this.x(clusters.t[i] + clusters.d[i]) - left;
+      const left = this.x(clusters.t[i]),
+        wide = this.x(clusters.t[i] + clusters.d[i]) - left;
       if (wide > 4) context.fillRect(left, top + 7, wide, height - 7);
     }
   }
@@ -212,7 +263,12 @@ class Pipeline {
   drawReads(painter, { top, rowHeight, byLane }) {
     const gap = rowHeight > 4 ? 1 : 0;
     byLane.forEach((reads, row) => {
-      painter.paint(reads, (i) => (reads.status[i] ? NUMBER_OF.stall : NUMBER_OF.read), top + row * rowHeight, rowHeight - gap);
+      painter.paint(
+        reads,
+        (i) => (reads.status[i] ? NUMBER_OF.stall : NUMBER_OF.read),
+        top + row * rowHeight,
+        rowHeight - gap,
+      );
     });
   }
 
@@ -221,7 +277,8 @@ class Pipeline {
     if (!hit) return;
     context.strokeStyle = colour("ink");
     context.lineWidth = 1.5;
-    const left = this.x(hit.t), right = this.x(hit.t + hit.d);
+    const left = this.x(hit.t),
+      right = this.x(hit.t + hit.d);
     context.strokeRect(left, hit.top + 0.5, Math.max(2, right - left), hit.height - 1);
     if (!hit.use) return;
     context.beginPath();
@@ -237,18 +294,25 @@ class Pipeline {
 
 function shortened(context, text, room) {
   let shown = text;
-  while (shown.length > 1 && context.measureText(shown).width > room) shown = `${shown.slice(0, -2)}…`;
+  while (shown.length > 1 && context.measureText(shown).width > room)
+    shown = `${shown.slice(0, -2)}…`;
   return shown;
 }
 
 // The time each op waited before it began, as records; never over the op before it. The layer that
 // flash owed is waited for last.
 function waitsBefore(ops) {
-  const t = [], d = [], isFlash = [];
+  const t = [],
+    d = [],
+    isFlash = [];
   let free = 0;
   const add = (from, to, flash) => {
     const begin = Math.max(free, from);
-    if (to > begin) { t.push(begin); d.push(to - begin); isFlash.push(flash); }
+    if (to > begin) {
+      t.push(begin);
+      d.push(to - begin);
+      isFlash.push(flash);
+    }
   };
   for (let i = 0; i < ops.t.length; i++) {
     const turn = ops.t[i] - ops.flash[i];
@@ -264,7 +328,10 @@ function splitByLane(reads, rows) {
   const indices = Array.from({ length: rows }, () => []);
   reads.lane.forEach((lane, i) => indices[lane].push(i));
   return indices.map((of) => ({
-    index: of, t: Float64Array.from(of, (i) => reads.t[i]), d: Float64Array.from(of, (i) => reads.d[i]),
-    status: of.map((i) => reads.status[i]), longest: of.reduce((most, i) => Math.max(most, reads.d[i]), 0),
+    index: of,
+    t: Float64Array.from(of, (i) => reads.t[i]),
+    d: Float64Array.from(of, (i) => reads.d[i]),
+    status: of.map((i) => reads.status[i]),
+    longest: of.reduce((most, i) => Math.max(most, reads.d[i]), 0),
   }));
 }

@@ -28,7 +28,8 @@ function bytes(value) {
   if (!known(value)) return NONE;
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let unit = 0;
-  while (Math.abs(value) >= 1024 && unit < units.length - 1) [value, unit] = [value / 1024, unit + 1];
+  while (Math.abs(value) >= 1024 && unit < units.length - 1)
+    [value, unit] = [value / 1024, unit + 1];
   return `${digits(value, 3)} ${units[unit]}`;
 }
 
@@ -53,7 +54,8 @@ function rate(value) {
 
 // A moment of the run, with as many decimals as `stepMs` between two of them needs.
 function moment(ms, stepMs) {
-  if (stepMs >= 100) return `${(ms / 1000).toFixed(Math.max(0, -Math.floor(Math.log10(stepMs / 1000))))} s`;
+  if (stepMs >= 100)
+    return `${(ms / 1000).toFixed(Math.max(0, -Math.floor(Math.log10(stepMs / 1000))))} s`;
   return `${ms.toFixed(Math.max(0, -Math.floor(Math.log10(stepMs))))} ms`;
 }
 
@@ -73,22 +75,29 @@ function table(columns, rows) {
   const cell = (tag, content, isText) => element(tag, isText ? { class: "text" } : {}, content);
   const heads = columns.map(([heading, isText]) => cell("th", heading, isText));
   const body = rows.map((row) =>
-    element("tr", {}, ...row.map((content, i) => cell("td", content, columns[i][1]))));
-  const whole = element("table", {},
-    element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...body));
+    element("tr", {}, ...row.map((content, i) => cell("td", content, columns[i][1]))),
+  );
+  const whole = element(
+    "table",
+    {},
+    element("thead", {}, element("tr", {}, ...heads)),
+    element("tbody", {}, ...body),
+  );
   return element("div", { class: "scroll", tabindex: "0" }, whole);
 }
 
 function percentile(sorted, part) {
   if (!sorted.length) return null;
-  const place = (sorted.length - 1) * part, below = Math.floor(place);
+  const place = (sorted.length - 1) * part,
+    below = Math.floor(place);
   const above = Math.min(below + 1, sorted.length - 1);
   return sorted[below] + (sorted[above] - sorted[below]) * (place - below);
 }
 
 // The first index whose value is not below; values rise.
 function lowerBound(values, value) {
-  let low = 0, high = values.length;
+  let low = 0,
+    high = values.length;
   while (low < high) {
     const middle = (low + high) >> 1;
     if (values[middle] < value) low = middle + 1;
