@@ -5,6 +5,7 @@ const GUTTER = 92,
   STEP_HEIGHT = 20,
   LANE_HEIGHT = 26,
   LANE_GAP = 5;
+const BLOCK = 64; // records
 const BIN = 3; // pixels over which short records are summed up
 
 const CATEGORIES = [
@@ -66,6 +67,21 @@ function hatch(context, ink) {
   return hatches.get(ink);
 }
 
+// Sums of every so many records on end, made once: the whole of a long run is drawn from them.
+function blocksOf(records, categoryOf) {
+  if (records.blocks) return records.blocks;
+  const { t, d } = records,
+    number = Math.ceil(t.length / BLOCK);
+  const end = new Float64Array(number),
+    sums = new Float64Array(number * CATEGORIES.length);
+  for (let i = 0; i < t.length; i++) {
+    const block = Math.floor(i / BLOCK);
+    end[block] = Math.max(end[block], t[i] + d[i]);
+    sums[block * CATEGORIES.length + categoryOf(i)] += d[i];
+  }
+  return (records.blocks = { end, sums });
+}
+
 // Draws records (starts t, durations d, all in ticks) that are seen between from and to.
 // `categoryOf(i)` is a category's number; `row(i)` where the record lies, null: over the lane.
 class RecordPainter {
@@ -81,7 +97,15 @@ class RecordPainter {
     this.bins.fill(0);
     let isBinned = false;
     const drawn = CATEGORIES.map(() => []);
+    const blocks = blocksOf(records, categoryOf);
     for (let i = lowerBound(t, from - records.longest); i < t.length && t[i] < to; i++) {
+      const block = i % BLOCK ? -1 : i / BLOCK;
+      if (block >= 0 && (blocks.end[block] - t[i]) * this.scale < BIN / 2) {
+        isBinned = true;
+        this.addBlock(blocks, block, (t[i] - from) * this.scale);
+        i += BLOCK - 1;
+        continue;
+      }
       const begin = (t[i] - from) * this.scale,
         end = begin + d[i] * this.scale;
       if (end < 0) continue;
@@ -101,6 +125,13 @@ class RecordPainter {
         this.context.fillRect(this.left + spans[i], top, wide > 3 ? wide - 0.6 : wide, height);
       }
     });
+  }
+
+  addBlock({ sums }, block, begin) {
+    const number = CATEGORIES.length,
+      bin = Math.max(0, Math.floor(begin / BIN)) * number;
+    for (let category = 0; category < number && bin + category < this.bins.length; category++)
+      this.bins[bin + category] += (sums[block * number + category] * this.scale) / BIN;
   }
 
   paintBins(top, height) {

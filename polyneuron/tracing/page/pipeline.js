@@ -247,6 +247,7 @@ class Pipeline {
   hatchStalls(context, { top, height, clusters }) {
     const stripes = hatch(context, colour("panel")),
       { from, to } = this.view;
+    if (this.x(clusters.longest) - this.x(0) < 4) return;
     context.fillStyle = stripes;
     for (
       let i = lowerBound(clusters.t, from - clusters.longest);
