@@ -31,14 +31,29 @@ const waiting = setInterval(() => {
     later(() => {
       note("home");
       press("]");
-      later(() => { note("next"); root.pixels = String(drawnPixels(lanes)); });
+      later(() => {
+        note("next");
+        root.pixels = String(drawnPixels(lanes));
+        if (SEARCH) root.tips = tipsOver(lanes);
+      });
     });
   });
 }, 20);
+function tipsOver(canvas) {
+  const tip = document.getElementById("tip");
+  const { left, top, width, height } = canvas.getBoundingClientRect();
+  const found = new Set();
+  for (let y = 0; y < height; y += 8) for (let x = 96; x < width; x += 5) {
+    const place = { clientX: left + x, clientY: top + y };
+    canvas.dispatchEvent(new PointerEvent("pointermove", place));
+    if (!tip.hidden) found.add(tip.querySelector("b").textContent.split(" · ")[0]);
+  }
+  return [...found].sort().join(", ");
+}
 function drawnPixels(canvas) {
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
   const colours = new Set();
-  for (let i = 0; i < data.length; i += 4) colours.add(data.slice(i, i + 3).join());
+  for (let i = 0; i < data.length; i += 44) colours.add(data.slice(i, i + 3).join());
   return colours.size;
 }
 </script></body>"""
@@ -51,10 +66,11 @@ RUNS = {
 }
 
 
-def opened(made: MadeUp, tmp_path: Path, width: int = 1280) -> Opened:
+def opened(made: MadeUp, tmp_path: Path, width: int = 1280, *, search: bool = False) -> Opened:
     recording = read_recording(made.write(tmp_path / "run.jsonl"))
+    afterwards = AFTERWARDS.replace("SEARCH", str(search).lower())
     page = page_of(recording, summarize(recording))
-    page = page.replace("<style>", BEFORE).replace("</body>", AFTERWARDS)
+    page = page.replace("<style>", BEFORE).replace("</body>", afterwards)
     path = tmp_path / "page.html"
     path.write_text(page)
     return open_page(path, tmp_path / "profile", width)
@@ -84,6 +100,13 @@ def test_keys_move_the_view(tmp_path: Path) -> None:
     assert shown["home"].startswith("prefill step 0 ")
     assert (page.attribute("data-next") or "").startswith("decode step 1 ")
     assert int(page.attribute("data-pixels") or 0) > 8  # lanes are drawn, in several colours
+
+
+def test_pointing_tells_what_lies_there(tmp_path: Path) -> None:
+    page = opened(MadeUp(tokens=12, npus=1, reads_a_layer=4), tmp_path, search=True)
+    tips = (page.attribute("data-tips") or "").split(", ")
+    assert set(tips) >= {"attention", "clusters", "decode step 1", "feed_forward", "gc", "matmul",
+                         "norm", "pred", "read of 8 KiB", "udc", "wait"}  # fmt: skip
 
 
 def test_names_are_text(tmp_path: Path) -> None:

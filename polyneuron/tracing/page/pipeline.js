@@ -38,7 +38,7 @@ class Pipeline {
     const reads = this.records("reads");
     if (reads.t.length) {
       const rows = reads.lane.reduce((most, lane) => Math.max(most, lane), 0) + 1;
-      const rowHeight = Math.max(2.5, Math.min(9, 84 / rows));
+      const rowHeight = Math.min(9, 96 / rows);
       lanes.push({
         kind: "reads",
         name: "flash",
