@@ -104,6 +104,8 @@ struct walker { /* one executor inside one step */
     uint64_t before_ns;      /* of the running op, with STEP_TIMED: when it was come to, */
     uint64_t layer_stall_ns; /* waited for its layer before it began, */
     uint64_t row_stall_ns;   /* and for rows inside it */
+    uint64_t idle_since_ns;  /* the step's begin, or the end of the last op with a unit of ours */
+    uint64_t idle_stall_ns;  /* waited for layers since then */
 };
 
 static int must_leave(const struct walker *w) {
@@ -272,16 +274,20 @@ static uint32_t claim_chunk(const struct walker *w, const struct step_op *op, ui
 /* An op is over for this executor: count its times, and write them down where it did something. */
 static void count_times(struct walker *w, uint32_t index, const struct step_op *op,
                         uint64_t start_ns, uint32_t num_units) {
-    uint64_t end_ns = monotonic_ns(), wait_ns = start_ns - w->before_ns;
+    uint64_t end_ns = monotonic_ns();
     w->record->kernel_ns += end_ns - start_ns - w->row_stall_ns;
-    w->record->wait_ns += wait_ns - w->layer_stall_ns;
-    if (num_units == 0 || !is_traced(&w->step) || w->record->trace == 0)
+    w->record->wait_ns += start_ns - w->before_ns - w->layer_stall_ns;
+    w->idle_stall_ns += w->layer_stall_ns;
+    if (num_units == 0)
         return;
-    trace_put(w->base, w->record->trace, &(struct trace_record){
-        .start_ns = start_ns, .end_ns = end_ns, .wait_ns = wait_ns,
-        .value = w->layer_stall_ns + w->row_stall_ns, .step_seq = w->seq, .what = TRACE_OP,
-        .kind = op->kind, .layer = op->layer, .index = index, .count = num_units,
-        .executor = w->executor});
+    if (is_traced(&w->step) && w->record->trace != 0)
+        trace_put(w->base, w->record->trace, &(struct trace_record){
+            .start_ns = start_ns, .end_ns = end_ns, .wait_ns = start_ns - w->idle_since_ns,
+            .value = w->idle_stall_ns + w->row_stall_ns, .step_seq = w->seq, .what = TRACE_OP,
+            .kind = op->kind, .layer = op->layer, .index = index, .count = num_units,
+            .executor = w->executor});
+    w->idle_since_ns = end_ns;
+    w->idle_stall_ns = 0;
 }
 
 /* Take part in one op: 0, or -1 when the step is over for this executor. */
@@ -329,6 +335,8 @@ static int walk_op(struct walker *w, const struct step_op *ops, uint32_t index) 
 
 static void walk_step(struct walker *w) {
     const struct step_op *ops = at(w->base, w->step.program);
+    w->idle_since_ns = (w->step.flags & STEP_TIMED) != 0 ? monotonic_ns() : 0;
+    w->idle_stall_ns = 0;
     for (uint32_t index = 0; index < w->step.program_ops; index++)
         if (ops[index].unit == w->record->unit && walk_op(w, ops, index) != 0)
             return;

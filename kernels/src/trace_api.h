@@ -18,8 +18,8 @@ enum trace_stage {
 struct trace_record {
     uint64_t start_ns;        /* CLOCK_MONOTONIC */
     uint64_t end_ns;
-    uint64_t wait_ns;         /* op: waited for earlier ops, or for its layer, before start */
-    uint64_t value;           /* op: time waiting for flash, before and inside; cluster: neurons
+    uint64_t wait_ns;         /* op: from this executor's last one, or the step's begin, to start */
+    uint64_t value;           /* op: time waiting for flash, in both; cluster: neurons
                                  whose rows were missing; read: the neuron in its layer, or
                                  UINT64_MAX: a run of the layer */
     uint32_t step_seq;        /* read: the step that ran when it ended */

@@ -99,6 +99,13 @@ class TestSteps:
                 stalls[event.actor, keys["step"], keys["layer"]] += keys["stall_ns"]
         assert +waits == +stalls
 
+    def test_waits_fill_what_is_between_ops(self, events: list[TimelineEvent]) -> None:
+        last: dict[tuple[str, int], int] = {}
+        for event in sorted(named(events, "op"), key=lambda e: (e.actor, e.t_ns)):
+            lane, begin_ns = (event.actor, event.keys["step"]), event.t_ns - event.keys["wait_ns"]
+            assert begin_ns == last.get(lane, begin_ns)
+            last[lane] = event.t_ns + event.keys["ns"]
+
     def test_times_lie_inside_their_step(self, events: list[TimelineEvent]) -> None:
         steps = {event.keys["step"]: event for event in named(events, "step")}
         for event in named(events, "op") + named(events, "cluster"):
