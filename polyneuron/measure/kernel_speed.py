@@ -3,8 +3,8 @@
 Memory like the arena's (shared, in small pages) is read by a plain sequential loop, by
 `matmul_tiles`, by `dot_rows` over packed rows in order ("rows"), and by `dot_rows` and `axpy_rows`
 over rows with random ids. "fetch" reads the bytes of the same rows as float32 products, which cost
-next to no arithmetic: what the memory gives to scattered rows at all. Speeds count the bytes of tiles and rows over the processor time of the
-threads that ran.
+next to no arithmetic: what the memory gives to scattered rows at all. Speeds count the bytes of
+tiles and rows over the processor time of the threads that ran.
 """
 
 from __future__ import annotations
