@@ -62,11 +62,17 @@ static void decide(void *base, const struct step_op *op, const struct step_param
                 c->num);
 }
 
+/* Above zero, or not a number: then a neuron is computed, as in dense mode, so that a fault upstream
+ * shows and a broken score drops nothing. */
+static uint32_t is_on(float value) {
+    return !(value <= 0.0f);
+}
+
 static void count_activity(uint64_t *counter, uint64_t num) {
     __atomic_fetch_add(counter, num, __ATOMIC_RELAXED);
 }
 
-/* List the neurons whose hidden value is above zero for some token; all in dense mode. Returns for
+/* List the neurons whose hidden value is on for some token; all in dense mode. Returns for
  * how many tokens they are, summed. */
 static uint32_t choose(void *base, const struct step_op *op, const struct step_params *step,
                        const struct cluster *c) {
@@ -74,7 +80,7 @@ static uint32_t choose(void *base, const struct step_op *op, const struct step_p
     for (uint32_t i = 0; i < c->num; i++) {
         uint32_t on = 0; /* for how many of the tokens */
         for (uint32_t t = 0; t < step->num_tokens; t++)
-            on += hidden_row(base, op, t)[c->first + i] > 0.0f;
+            on += is_on(hidden_row(base, op, t)[c->first + i]);
         sum += on;
         c->active[num_active] = c->first + i;
         num_active += on != 0 || (op->flags & OPF_ALL_NEURONS);
@@ -197,19 +203,19 @@ static uint32_t predicted_for(void *base, const struct step_op *op, const struct
     for (uint32_t i = 0; i < c->work->num_active; i++) {
         neuron[n] = c->active[i];
         place[n] = c->place[i];
-        n += score[c->active[i]] > 0.0f;
+        n += is_on(score[c->active[i]]);
     }
     return n;
 }
 
-/* Keep the neurons whose gate is above zero. */
+/* Keep the neurons whose gate is on. */
 static uint32_t keep_gated(float *gate, uint32_t *neuron, uint32_t *place, uint32_t n) {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < n; i++) {
         gate[kept] = gate[i];
         neuron[kept] = neuron[i];
         place[kept] = place[i];
-        kept += gate[i] > 0.0f;
+        kept += is_on(gate[i]);
     }
     return kept;
 }

@@ -189,7 +189,7 @@ static void run_quantize(void *base, const struct step_op *op, uint32_t first, u
     for (uint32_t t = first; t < last; t++) {
         float *x = at(base, op->in + t * op->in_stride);
         for (uint32_t i = 0; op->flags & OPF_RELU && i < op->cols; i++)
-            x[i] = x[i] > 0.0f ? x[i] : 0.0f;
+            x[i] = x[i] < 0.0f ? 0.0f : x[i]; /* a NaN stays */
         quantize_acts(at(base, op->out_acts + t * op->out_acts_stride), x, op->cols);
     }
 }

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from polyneuron.config import FeedForwardMode
 from polyneuron.errors import ConfigError
 from polyneuron.io.device_wrappers import Fault, FaultDevice, FaultKind
 from polyneuron.io.ncf_format import Layout
-from polyneuron.io.predictor_file import PredictorInput
+from polyneuron.io.predictor_file import PredictorInput, tensor_name
+from polyneuron.kernels import isa
+from polyneuron.kernels.quant import StorageType
 from polyneuron.model.convert import convert
 from tests.support.local_engine import LocalEngine
 from tests.support.predictors import write_oracle, write_random
@@ -177,6 +180,42 @@ class TestOtherPredictors:
             alone = [engine.generate(p, NUM_TOKENS) for p in prompts]
         for one, other in zip(together, alone, strict=True):
             assert [row.tobytes() for row in one.logits] == [row.tobytes() for row in other.logits]
+
+
+class TestBrokenScores:
+    """A score that is no number names its neuron: nothing is dropped for a fault upstream."""
+
+    @pytest.mark.parametrize("role", ["threshold", "fc1", "fc2"])
+    @pytest.mark.parametrize("is_relu", [False, True])
+    @pytest.mark.parametrize("isa_name", isa.built())
+    def test_neurons_are_computed(
+        self,
+        files: dict[str, Path],
+        exact: dict[str, list[bytes]],
+        tmp_path: Path,
+        role: str,
+        is_relu: bool,
+        isa_name: str,
+    ) -> None:
+        if isa_name not in isa.supported():
+            pytest.skip(f"this CPU has no {isa_name}")
+        path = tmp_path / "drelu.ncf"
+        path.symlink_to(files["drelu"])
+        at = PredictorInput.ATTENTION
+        write_random(path, input=at, rank=32, share=0.4, is_relu=is_relu, fc1_type=StorageType.F32)
+        before = isa.active()
+        try:
+            with LocalEngine(path, mode=PREDICTED, ffn_resident=0.4, isa_name=isa_name) as engine:
+                for layer in range(DRELU.num_layers):
+                    place = engine.layout.weights[tensor_name(layer, role)]
+                    whole = engine.arena.view(place.offset, (place.num_bytes,), np.uint8)
+                    whole[:] = 0xFF  # NaN as f16, and as f32
+                rows = engine.generate(PROMPT, NUM_TOKENS).logits
+                named = [layer.predicted_share for layer in engine.activity()]
+        finally:
+            isa.select(before)
+        assert named == [1.0] * DRELU.num_layers
+        assert [row.tobytes() for row in rows] == exact["drelu"][:NUM_TOKENS]
 
 
 class TestBadInput:

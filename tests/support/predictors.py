@@ -37,6 +37,7 @@ def write_random(
     share: float,
     is_relu: bool = False,
     last_rank: int | None = None,
+    fc1_type: StorageType = StorageType.Q8,
 ) -> Path:
     """Random matrices whose thresholds name about `share` of the neurons.
 
@@ -44,7 +45,7 @@ def write_random(
     """
     ncf, rng = read_ncf(model), np.random.default_rng(7)
     spec = spec_of(ncf)
-    info = PredictorInfo("random", input, is_relu, StorageType.Q8, StorageType.Q4, {})
+    info = PredictorInfo("random", input, is_relu, fc1_type, StorageType.Q4, {})
     layers = []
     for layer in range(spec.num_layers):
         if layer == spec.num_layers - 1 and last_rank is not None:
