@@ -7,6 +7,8 @@ from pathlib import Path
 from polyneuron.errors import FormatError, UnsupportedError
 
 GGUF_MAGIC = b"GGUF"
+PWRI_MAGIC = b"PWRI"
+"""Of PowerInfer's GGUFs: the same container, with predictors and down matrices turned."""
 NCF_MAGIC = b"\x89NCF\r\n\x1a\n"
 """Of neuron-cluster files: a transfer that alters line ends or the eighth bit damages it."""
 HEAD_BYTES = 64
@@ -54,12 +56,15 @@ def is_ncf(path: Path) -> bool:
         return False
 
 
-def check_gguf_magic(path: Path, head: bytes) -> None:
-    """FormatError saying what the file looks like, unless `head` starts as a GGUF."""
-    if head.startswith(GGUF_MAGIC):
+def check_gguf_magic(path: Path, head: bytes, magics: tuple[bytes, ...] = (GGUF_MAGIC,)) -> None:
+    """FormatError saying what the file looks like, unless `head` starts as one of `magics`."""
+    if head.startswith(magics):
         return
-    if head.startswith(b"PWRI"):
-        raise UnsupportedError(f"{path}: a PowerInfer GGUF (PWRI), which this version cannot read")
+    if head.startswith(PWRI_MAGIC):
+        raise UnsupportedError(
+            f"{path}: a PowerInfer GGUF (PWRI), which this version cannot read as a model; its "
+            "predictors can be taken with polyneuron profile --import"
+        )
     raise FormatError(f"{path}: not a GGUF: {_describe(head)}")
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyneuron.errors import FormatError, UnsupportedError
-from polyneuron.io.file_kind import HEAD_BYTES, check_gguf_magic, check_regular_file
+from polyneuron.io.file_kind import GGUF_MAGIC, HEAD_BYTES, check_gguf_magic, check_regular_file
 from polyneuron.io.ggml_types import SUPPORTED_NAMES, why_unsupported
 from polyneuron.io.gguf_tensors import GgufTensor, place_tensors, read_table
 from polyneuron.io.gguf_values import U32, U64, GgufReader, quoted, quoted_value
@@ -51,13 +51,16 @@ class GgufHeader:
         return found
 
 
-def read_header(path: Path | str) -> GgufHeader:
-    """Read and check the header of a GGUF; FormatError in one line when it is anything else."""
+def read_header(path: Path | str, magics: tuple[bytes, ...] = (GGUF_MAGIC,)) -> GgufHeader:
+    """Read and check the header of a GGUF; FormatError in one line when it is anything else.
+
+    `magics` are the first bytes it may have.
+    """
     path = Path(path)
     check_regular_file(path)
     try:
         with path.open("rb") as file:
-            check_gguf_magic(path, file.read(HEAD_BYTES))
+            check_gguf_magic(path, file.read(HEAD_BYTES), magics)
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
                 return _parse(path, GgufReader(str(path), view))
     except OSError as error:

@@ -1,8 +1,9 @@
 """A model's predictors: the file beside it, in the container of neuron-cluster files.
 
 A predictor names the neurons of a layer that are worth computing (DESIGN §10, PAPER §1.9):
-`score = fc2 @ act(fc1 @ x)`, or `fc2 @ x` without an fc1; neuron i is predicted when
-`score[i] > threshold[i]`. x is the layer's normed input, rounded to int8 blocks as for any matrix.
+`score = fc2 @ act(fc1 @ x)`, or `fc2 @ x` without an fc1, or `fc2 @ x + up @ x`; neuron i is
+predicted when `score[i] > threshold[i]`. x is the layer's normed input, rounded to int8 blocks as
+for any matrix.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ SUFFIX = ".predictors"
 SOURCE_FORMAT = "predictors"
 SECTION = "predictors"
 METADATA_KEY = "predictors"
+NAMED_KEY = "predictors.named"
+NAMED_SCALE = 65535
+"""Shares of tokens are kept as 16-bit words."""
+HALF_MAX = 65504.0
 F32 = NDArray[np.float32]
 
 
@@ -66,6 +71,8 @@ class LayerPredictor:
     """(d_ff, rank) or (d_ff, d_model), rows in the order of the model file's bundles."""
     threshold: F32
     """(d_ff)"""
+    up: F32 | None = None
+    """A second matrix (d_ff, d_model) on the input, whose product is added; only without fc1."""
 
     @property
     def rank(self) -> int:
@@ -86,6 +93,8 @@ class PredictorInfo:
     fc2_type: StorageType
     report: Mapping[str, Any]
     """What they cost and keep, as measured when they were made; plain data."""
+    has_up: bool = False
+    """Whether scores are sums of two products; ranks are 0 then."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,7 +107,10 @@ class PredictorFile:
     """Of each layer; 0 without an fc1."""
     section: NcfSection
     tensors: Mapping[str, NcfTensor]
-    """By name: blk.N.predictor.fc1, .fc2, .threshold."""
+    """By name: blk.N.predictor.fc1, .fc2, .up, .threshold."""
+    named: F32 | None = None
+    """(layers, d_ff): the share of a text's tokens for which each neuron is named, in the order of
+    the model file's bundles; None in files that do not tell."""
 
 
 def predictor_path(model: Path) -> Path:
@@ -125,26 +137,35 @@ def write_predictors(
     layers: Iterable[LayerPredictor],
     shape: tuple[int, int],
     *,
+    named: F32 | None = None,
     force: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> None:
     """Write the predictors of the model file named by `key` (`model_key`).
 
     `shape` is (d_ff, d_model); `layers` are taken one after another, each with its rank in
-    `ranks` (0 without an fc1), so that they need not be in memory together.
+    `ranks` (0 without an fc1), so that they need not be in memory together. `named` (layers, d_ff)
+    are the shares of tokens for which neurons are named. FormatError names a tensor that holds what
+    its storage cannot.
     """
-    plan = _plan(key, info, ranks, shape)
+    plan = _plan(key, info, ranks, shape, named)
     output = OutputFile(
         path,
         plan.file_bytes,
         open_writer=lambda: NcfWriter(path, plan, "predictors-1"),
-        pieces=lambda done: _pieces(plan, info, layers, done),
+        pieces=lambda done: _pieces(path, plan, layers, done),
         holds=lambda: False,
     )
     write_output(output, force, progress)
 
 
-def _plan(key: str, info: PredictorInfo, ranks: Sequence[int], shape: tuple[int, int]) -> NcfPlan:
+def _plan(
+    key: str,
+    info: PredictorInfo,
+    ranks: Sequence[int],
+    shape: tuple[int, int],
+    named: F32 | None,
+) -> NcfPlan:
     tensors: list[NcfTensor] = []
     end = 0
     for layer, rank in enumerate(ranks):
@@ -159,9 +180,13 @@ def _plan(key: str, info: PredictorInfo, ranks: Sequence[int], shape: tuple[int,
         "kind": info.kind, "input": str(info.input), "is_relu": info.is_relu,
         "fc1_type": info.fc1_type.name.lower(), "fc2_type": info.fc2_type.name.lower(),
         "ranks": np.array(ranks, "<u4").tobytes(), "report": dict(info.report),
+        "has_up": info.has_up,
     }  # fmt: skip
     section = NcfSection(SECTION, SectionKind.FIXED, 0, num_bytes, np.zeros(0, np.uint32))
     metadata = {METADATA_KEY: msgpack.packb(head)}
+    if named is not None:
+        words = np.rint(np.clip(named, 0, 1) * NAMED_SCALE).astype("<u2")
+        metadata[NAMED_KEY] = words.reshape(len(ranks), shape[0]).tobytes()
     source = NcfSource(SOURCE_FORMAT, num_bytes, key)
     return laid_out(NcfManifest(Layout.TILES, {}, metadata, source, (section,), tuple(tensors)))
 
@@ -176,11 +201,13 @@ def _matrices(
     if rank:
         yield "fc1", info.fc1_type, rank, d_model
     yield "fc2", info.fc2_type, d_ff, rank or d_model
+    if info.has_up:
+        yield "up", info.fc2_type, d_ff, d_model
     yield "threshold", None, 1, d_ff
 
 
 def _pieces(
-    plan: NcfPlan, info: PredictorInfo, layers: Iterable[LayerPredictor], done: int
+    path: Path, plan: NcfPlan, layers: Iterable[LayerPredictor], done: int
 ) -> Iterator[MadePiece]:
     """A piece a layer, from the section's last byte written on."""
     tensors, at = plan.manifest.tensors, 0
@@ -192,20 +219,26 @@ def _pieces(
         piece = np.zeros(end - at, np.uint8)
         for tensor in mine:
             start = tensor.offset - at
-            piece[start : start + tensor.num_bytes] = _stored(tensor, layer)
+            piece[start : start + tensor.num_bytes] = _stored(path, tensor, layer)
         at = end
         if index >= done:
             yield MadePiece(piece.data, {})
 
 
-def _stored(tensor: NcfTensor, layer: LayerPredictor) -> NDArray[np.uint8]:
+def _stored(path: Path, tensor: NcfTensor, layer: LayerPredictor) -> NDArray[np.uint8]:
     values = getattr(layer, tensor.role.rpartition(".")[2])
+    if values is None or values.size != tensor.rows * tensor.cols:
+        raise ValueError(f"{tensor.name}: not ({tensor.rows}, {tensor.cols})")
+    is_float = tensor.storage in (None, StorageType.F32)
+    if not np.isfinite(values).all() or not (is_float or np.abs(values).max() <= HALF_MAX):
+        raise FormatError(
+            f"{path}: {tensor.name} would hold values that are not finite numbers, or beyond what "
+            "it is stored as; make the predictors of another text, or of another kind"
+        )
     if tensor.storage is None:
         padded = np.zeros(tensor.num_bytes // 4, np.float32)
         padded[: tensor.cols] = values
         return padded.view(np.uint8)
-    if values.shape != (tensor.rows, tensor.cols):
-        raise ValueError(f"{tensor.name}: {values.shape}, not ({tensor.rows}, {tensor.cols})")
     return pack_tiles_from_f32(tensor.storage, np.ascontiguousarray(values, np.float32))
 
 
@@ -239,14 +272,26 @@ def read_predictors(path: Path, key: str, num_layers: int, shape: tuple[int, int
         fc1_type=fields.choice("fc1_type", StorageType),
         fc2_type=fields.choice("fc2_type", StorageType),
         report=fields.mapping("report"),
+        has_up=fields.has("has_up") and fields.flag("has_up"),
     )
     if len(ranks) != num_layers:
         fields.fail(f"has {len(ranks)} layers, the model has {num_layers}")
     if any(rank % BLOCK_COLS for rank in ranks):
         fields.fail(f"has ranks that are no multiples of {BLOCK_COLS}")
+    if info.has_up and any(ranks):
+        fields.fail("has second matrices beside ranks")
     for layer, rank in enumerate(ranks):
         for role, storage, rows, cols in _matrices(info, rank, shape):
             tensor = ncf.tensor(tensor_name(layer, role))
             if (tensor.storage, tensor.rows, tensor.cols) != (storage, rows, cols):
                 fields.fail(f"has another shape in {tensor.name} than the model asks for")
-    return PredictorFile(path, info, ranks, ncf.sections[0], ncf.by_name)
+    words = ncf.manifest.metadata.get(NAMED_KEY)
+    named = None if words is None else _named(fields, words, (num_layers, shape[0]))
+    return PredictorFile(path, info, ranks, ncf.sections[0], ncf.by_name, named)
+
+
+def _named(fields: Fields, words: Any, shape: tuple[int, int]) -> F32:
+    if not isinstance(words, bytes) or len(words) != 2 * shape[0] * shape[1]:
+        fields.fail(f"has no {shape[0]} x {shape[1]} words in {NAMED_KEY}")
+    shares = np.frombuffer(words, "<u2").reshape(shape).astype(np.float32)
+    return shares / np.float32(NAMED_SCALE)

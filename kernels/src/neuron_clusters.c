@@ -35,21 +35,21 @@ static struct cluster cluster_of(void *base, const struct step_op *op, uint32_t 
     return c;
 }
 
-/* A cluster's tiles times all input rows -> hidden rows. */
-static void multiply_tiles(void *base, const struct step_op *op, const struct step_params *step,
-                           const struct cluster *c) {
+/* A cluster's tiles of `weight` times some input rows -> out. */
+static void multiply_tiles(void *base, const struct step_op *op, const struct cluster *c,
+                           uint64_t weight, float *out, uint32_t token, uint32_t num_tokens) {
     size_t bytes = tile_bytes((int)op->weight_type, op->cols);
-    matmul_group(op, (int)op->weight_type, hidden_row(base, op, 0) + c->first,
-                 op->out_stride / sizeof(float),
-                 at(base, op->weight + c->first / TILE_ROWS * bytes),
-                 ceil_div(c->num, TILE_ROWS), input_row(base, op, 0), step->num_tokens);
+    matmul_group(op, (int)op->weight_type, out, op->out_stride / sizeof(float),
+                 at(base, weight + c->first / TILE_ROWS * bytes), ceil_div(c->num, TILE_ROWS),
+                 input_row(base, op, token), num_tokens);
 }
 
 /* The values that decide (gate, or up where there is none) of a cluster -> hidden rows. */
 static void decide(void *base, const struct step_op *op, const struct step_params *step,
                    const struct cluster *c) {
     if (op->flags & OPF_GATE_TILES) {
-        multiply_tiles(base, op, step, c);
+        multiply_tiles(base, op, c, op->weight, hidden_row(base, op, 0) + c->first, 0,
+                       step->num_tokens);
     } else {
         uint64_t rows = op->up_weight + (uint64_t)(c->first - op->first_neuron) * op->row_stride;
         for (uint32_t t = 0; t < step->num_tokens; t++)
@@ -295,19 +295,31 @@ static int has_landed(void *base, const struct step_op *op, const struct cluster
     return 1;
 }
 
+/* Scores of a cluster's neurons, less their thresholds -> hidden rows. */
+static void score_neurons(void *base, const struct step_op *op, const struct step_params *step,
+                          const struct cluster *c) {
+    float more[MAX_CLUSTER_NEURONS];
+    const float *threshold = (const float *)at(base, op->bias) + c->first;
+    multiply_tiles(base, op, c, op->weight, hidden_row(base, op, 0) + c->first, 0,
+                   step->num_tokens);
+    for (uint32_t t = 0; t < step->num_tokens; t++) {
+        float *score = hidden_row(base, op, t) + c->first;
+        if (op->up_weight) {
+            multiply_tiles(base, op, c, op->up_weight, more, t, 1);
+            add_f32(score, more, c->num);
+        }
+        for (uint32_t i = 0; i < c->num; i++)
+            score[i] -= threshold[i];
+    }
+}
+
 void run_predict(void *base, const struct step_op *op, const struct step_params *step,
                  struct executor_record *executor, uint32_t first, uint32_t last) {
     struct layer_activity *activity = at(base, op->activity);
     for (uint32_t unit = first; unit < last; unit++) {
         struct cluster c = cluster_of(base, op, unit);
         uint64_t start_ns = traced_ns(step);
-        multiply_tiles(base, op, step, &c);
-        const float *threshold = (const float *)at(base, op->bias) + c.first;
-        for (uint32_t t = 0; t < step->num_tokens; t++) {
-            float *score = hidden_row(base, op, t) + c.first;
-            for (uint32_t i = 0; i < c.num; i++)
-                score[i] -= threshold[i];
-        }
+        score_neurons(base, op, step, &c);
         count_activity(&activity->predicted, choose(base, op, step, &c));
         find_rows(base, op, step, executor, &c);
         if (start_ns)

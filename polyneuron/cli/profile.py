@@ -6,7 +6,7 @@ import json
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from polyneuron.cli import options
 from polyneuron.cli.convert import note, note_wait
@@ -30,7 +30,10 @@ class PredictorChoice(StrEnum):
 
     AUTO = "auto"
     LOW_RANK = "low-rank"
+    MLP = "mlp"
     SIGN = "sign"
+    IMPORTED = "imported"
+    ORACLE = "oracle"
     NONE = "none"
 
 
@@ -58,12 +61,22 @@ def profile(
         option("--recall", panel=PREDICTORS, text="share of activation to keep, in each layer"),
     ] = None,
     input_at: Annotated[
-        PredictorInput,
+        PredictorInput | None,
         option("--input", panel=PREDICTORS, text="attention: reads can start before attention"),
-    ] = PredictorInput.ATTENTION,
+    ] = None,
     rank: Annotated[
-        int, option("--rank", panel=PREDICTORS, text="of low-rank ones; 0: each layer's own")
+        int, option("--rank", panel=PREDICTORS, text="of low-rank, mlp; 0: each layer's own")
     ] = 0,
+    alpha: Annotated[
+        float,
+        option("--alpha", panel=PREDICTORS, text="of sign: over 1 names more; 0: by --recall"),
+    ] = 0.0,
+    import_from: Annotated[
+        Path | None,
+        option(
+            "--import", panel=PREDICTORS, text="of imported: a PWRI GGUF, safetensors, a folder"
+        ),
+    ] = None,
     reorder: Annotated[
         Path | None, option("--reorder", text="also write the model, hottest neurons first")
     ] = None,
@@ -79,17 +92,23 @@ def profile(
     if not model:
         raise ConfigError("-m: name a model file, or measure the machine with --device")
     from polyneuron.cli.profile_table import as_object, show
+    from polyneuron.io.predictor_import import open_import
     from polyneuron.profiling.profile import make_profile
     from polyneuron.profiling.reorder import check_reorder, reorder_model
 
     source = _as_bundles(locate_model(model))
     path = source.path
     ids = _tokens(source, text, tokens, random_tokens)
-    settings = _settings(source, predictor, recall, input_at, rank)
+    found = None if import_from is None else open_import(import_from)
+    settings = _settings(
+        source, predictor, kept=recall, input=input_at, rank=rank, alpha=alpha, found=found
+    )
     if reorder is not None:
         check_reorder(path, reorder, force)
     with LoadProgress("profiling", unit="tokens x layers") as progress:
-        made = make_profile(path, ids, settings, progress=progress, on_wait=note_wait)
+        made = make_profile(
+            path, ids, settings, imported=found, progress=progress, on_wait=note_wait
+        )
     if made.resumed_layers:
         note(f"{made.resumed_layers} layers of them from an earlier run")
     if as_json:
@@ -139,26 +158,17 @@ def _tokens(
     return tokenizer.encode(read_text(text, "--text"), parse_special=False)[:count]
 
 
-def _settings(
-    source: ModelSource,
-    kind: PredictorChoice,
-    recall: float | None,
-    input_at: PredictorInput,
-    rank: int,
-) -> PredictorSettings | None:
+def _settings(source: ModelSource, kind: PredictorChoice, **given: Any) -> PredictorSettings | None:
     """What to fit; `auto` makes low-rank ones where the file can be run with them."""
     from polyneuron.io.ncf_format import Layout
-    from polyneuron.profiling.predictors import DEFAULT_KEPT, PredictorSettings, storage_types
+    from polyneuron.profiling.kinds import settings_of
 
-    if rank and kind in (PredictorChoice.SIGN, PredictorChoice.NONE):
-        raise ConfigError(f"--rank {rank}: only low-rank predictors have one")
     is_auto = kind is PredictorChoice.AUTO
     has_bundles = source.manifest.layout is Layout.BUNDLES
-    if kind is PredictorChoice.NONE or (is_auto and not has_bundles):
-        return None
     chosen = PredictorChoice.LOW_RANK if is_auto else kind
-    fc1_type, fc2_type = storage_types(chosen.value)
-    return PredictorSettings(
-        chosen.value, input_at, DEFAULT_KEPT if recall is None else recall,
-        rank, fc1_type, fc2_type,
-    )  # fmt: skip
+    role = "ffn_gate" if source.spec.has_gate else "ffn_up"
+    deciding = next(t.storage for t in source.manifest.tensors if t.role == role)
+    assert deciding is not None
+    settings = settings_of(chosen.value, source.spec.feed_forward, deciding, **given)
+    is_none = kind is PredictorChoice.NONE or (is_auto and not has_bundles)
+    return None if is_none else settings

@@ -24,6 +24,8 @@ from polyneuron.planning.work import mean_matrix, model_work
 
 TYPICAL_POSITIONS = 256
 """Of the context that attention looks back on in a step that is planned for."""
+SCORES = ("predictor.fc2", "predictor.up")
+"""Matrices whose products are a layer's scores."""
 USUAL_RECALL, USUAL_RATIO, USUAL_COLD_RATIO = 0.97, 1.6, 0.5
 """Of predictors whose report does not say; predicted neurons by those that are needed."""
 
@@ -66,7 +68,7 @@ def predictor_work(file: PredictorFile, hotness: Hotness) -> PredictorWork:
     """What predictors cost, and what their report promises; means over the layers."""
     layers, report = len(file.ranks), file.info.report
     hidden = [t for t in file.tensors.values() if t.role == "predictor.fc1"]
-    scores = [t for t in file.tensors.values() if t.role == "predictor.fc2"]
+    scores = [t for t in file.tensors.values() if t.role in SCORES]
     predicted, cold = _mean_of(report, "predicted"), _mean_of(report, "cold_predicted")
     cold_needed = 2 * hotness.needed(1, 0.5)
     return PredictorWork(

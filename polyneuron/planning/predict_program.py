@@ -83,9 +83,10 @@ def _add_prediction(compiler: Compiler, predictors: PredictorFile, layer: int) -
     source = compiler.source("predicted" if rank else "normed", fc2)
     if rank and fc2.takes_acts:
         source = _hidden_acts(compiler, rank, "in")
+    more = compiler.weight(tensor_name(layer, "up")).offset if predictors.info.has_up else 0
     fields = {
         "weight": fc2.offset, "weight_type": int(fc2.storage or 0), "cols": fc2.cols,
-        "bias": compiler.vector(tensor_name(layer, "threshold")), "flags": 0,
+        "up_weight": more, "bias": compiler.vector(tensor_name(layer, "threshold")), "flags": 0,
     }  # fmt: skip
     shared = decode_fields(compiler, bundles, layer) | source
     for index, (neurons, _, rows) in enumerate(_predicted_runs(compiler, bundles, layer)):

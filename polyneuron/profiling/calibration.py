@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from polyneuron.errors import ConfigError
+from polyneuron.errors import ConfigError, FormatError
 from polyneuron.io.file_device import open_device
 from polyneuron.io.ncf_format import EXTENT_BYTES
 from polyneuron.io.ncf_reader import NcfFile
@@ -55,6 +55,16 @@ def check_sparse(path: object, spec: ModelSpec) -> None:
         raise ConfigError(
             f"{path}: {spec.feed_forward.name.lower()} activations are never exactly zero: every "
             "neuron is active and there is nothing to profile; give a ReLU, dReLU or ReGLU model"
+        )
+
+
+def check_finite(path: object, layer: int, what: str, values: F32) -> None:
+    """FormatError naming file, layer and token when values (tokens, n) are not all finite."""
+    if not np.isfinite(values).all():
+        token = int(np.flatnonzero(~np.isfinite(values).all(axis=1))[0])
+        raise FormatError(
+            f"{path}: layer {layer}'s {what} at token {token} are not finite numbers: its weights "
+            "are damaged or overflow; nothing can be told from them, convert the source again"
         )
 
 
@@ -141,5 +151,10 @@ class Calibration:
             progress(self.layer_id * count + rows.stop, total)
         weights = layer_weights(run)
         gate = weights.deciding.product(normed)
+        for what, values in (
+            ("attention's input", attention), ("feed forward's input", normed),
+            ("gate values", gate), ("activations", hidden),
+        ):  # fmt: skip
+            check_finite(self.ncf.path, self.layer_id, what, values)
         starts = tuple(rows.start for rows in self.rows())
         return LayerSample(self.layer_id, attention, normed, gate, hidden, starts, weights)

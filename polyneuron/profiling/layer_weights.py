@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -23,6 +24,8 @@ from polyneuron.profiling.layer_run import LayerRun
 
 F32 = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
+
+DECODED_NEURONS = 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,6 +70,10 @@ class LayerWeights:
     """The norms' weights (d_model)."""
     neuron_bytes: int
     """What one neuron's rows take in the file."""
+    up_values: Callable[[], F32] = field(repr=False)
+    """Gives the up rows (d_ff, d_model); of a file in bundles."""
+    neuron_ids: NDArray[np.uint32] | None = None
+    """The model's number of each neuron; None: the file keeps the model's order."""
 
 
 def layer_weights(run: LayerRun) -> LayerWeights:
@@ -78,6 +85,8 @@ def layer_weights(run: LayerRun) -> LayerWeights:
         _vector(run, "blk.0.attn_norm.weight"),
         _vector(run, "blk.0.ffn_norm.weight"),
         _neuron_bytes(run),
+        lambda: _up_values(run),
+        run.source.manifest.sections[1].neuron_ids,
     )
 
 
@@ -115,14 +124,26 @@ def _down_norms(run: LayerRun) -> F32:
             squares += np.square(gather_row(place.storage, tiles, place.cols, index))
         return np.sqrt(squares).astype(np.float32)
     rows = bundles.rows
+    parts = _decoded(run, rows.down_row, rows.down_type)
+    return np.concatenate([np.linalg.norm(values, axis=1) for values in parts]).astype(np.float32)
+
+
+def _up_values(run: LayerRun) -> F32:
+    bundles = run.layout.bundles
+    assert bundles is not None
+    return np.concatenate(list(_decoded(run, bundles.rows.up_row, bundles.rows.up_type)))
+
+
+def _decoded(run: LayerRun, place: int, storage: StorageType) -> Iterator[F32]:
+    """One of the rows of each bundle, decoded, some neurons at a time; `place` is in the bundle."""
+    bundles = run.layout.bundles
+    assert bundles is not None
+    rows = bundles.rows
     slots = run.arena.view(
         bundles.layers[0].rows_offset, (rows.num_neurons, rows.slot_bytes), np.uint8
     )
-    begin = rows.down_row - rows.read_begin
-    raw = slots[:, begin : begin + row_bytes(rows.down_type, rows.cols)]
-    norms = np.empty(rows.num_neurons, np.float32)
-    for first in range(0, rows.num_neurons, 1024):
-        part = np.ascontiguousarray(raw[first : first + 1024])
-        values = decode_neuron_rows(rows.down_type, part, rows.cols)
-        norms[first : first + 1024] = np.linalg.norm(values, axis=1)
-    return norms
+    begin = place - rows.read_begin
+    raw = slots[:, begin : begin + row_bytes(storage, rows.cols)]
+    for first in range(0, rows.num_neurons, DECODED_NEURONS):
+        part = np.ascontiguousarray(raw[first : first + DECODED_NEURONS])
+        yield decode_neuron_rows(storage, part, rows.cols)

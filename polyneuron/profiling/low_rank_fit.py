@@ -26,7 +26,7 @@ from polyneuron.profiling.predictors import (
     Fitted,
     PredictorSettings,
     contributions,
-    evaluate,
+    judged,
     neuron_costs,
     num_calibration,
     predictor_bytes,
@@ -67,6 +67,15 @@ class Calibrated:
         return Calibrated(*(np.ascontiguousarray(array[rows]) for array in arrays))
 
 
+def calibrated(sample: LayerSample, settings: PredictorSettings) -> Calibrated:
+    """The tokens that predictors are made with."""
+    everything = Calibrated(
+        predictor_input(sample, settings.input), sample.ffn_input, sample.gate,
+        contributions(sample),
+    )  # fmt: skip
+    return everything.part(slice(0, num_calibration(len(sample.hidden))))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
     """A rank and what a token would cost with it, in bytes read from memory."""
@@ -93,11 +102,7 @@ def rank_stages(d_model: int, rank: int) -> list[list[int]]:
 
 def fit_low_rank(sample: LayerSample, settings: PredictorSettings) -> Fitted:
     """One layer's predictor at the rank that costs least."""
-    everything = Calibrated(
-        predictor_input(sample, settings.input), sample.ffn_input, sample.gate,
-        contributions(sample),
-    )  # fmt: skip
-    known = everything.part(slice(0, num_calibration(len(sample.hidden))))
+    known = calibrated(sample, settings)
     gate = sample.weights.deciding.values()
     cost = neuron_costs(known.contribution)
     candidates: list[Candidate] = []
@@ -106,10 +111,10 @@ def fit_low_rank(sample: LayerSample, settings: PredictorSettings) -> Fitted:
         best = min(candidates, key=lambda candidate: candidate.cost)
         if best.rank != ranks[-1]:
             break
-    found = _directions(known, gate, best.rank, settings)
-    made = _map(known, found, best.rank, best.weight, settings)
+    found = directions_of(known, gate, best.rank, settings)
+    made = map_of(known, found, best.rank, best.weight, settings)
     predictor = LayerPredictor(made.fc1, made.fc2, best.threshold_u - made.shift)
-    return Fitted(predictor, evaluate(predictor, sample, settings))
+    return judged(predictor, sample, settings)
 
 
 def _candidates(
@@ -121,14 +126,14 @@ def _candidates(
     settings: PredictorSettings,
 ) -> list[Candidate]:
     """What some ranks, ascending, would cost."""
-    folds = _folds(len(known.x))
+    folds = folds_of(len(known.x))
     parts = [(known.part(~held), held) for held in folds]
-    directions = [_directions(part, gate, ranks[-1], settings) for part, _ in parts]
+    directions = [directions_of(part, gate, ranks[-1], settings) for part, _ in parts]
     candidates = []
     for rank, weight in itertools.product(ranks, ACTIVITY_WEIGHTS):
         u = np.empty(known.gate.shape, np.float32)
         for (part, held), found in zip(parts, directions, strict=True):
-            scored = _map(part, found, rank, weight, settings)
+            scored = map_of(part, found, rank, weight, settings)
             u[held] = scored.standard(np.ascontiguousarray(known.x[held]), settings)
         least = choose_thresholds(u, known.contribution, cost, settings.kept)
         computed = float((np.mean(u >= least, axis=0) * cost).sum()) * neuron_bytes
@@ -137,13 +142,16 @@ def _candidates(
     return candidates
 
 
-def _folds(num_tokens: int) -> list[NDArray[np.bool_]]:
+def folds_of(num_tokens: int) -> list[NDArray[np.bool_]]:
     """Runs of tokens, each held out once."""
     fold = np.arange(num_tokens) * NUM_FOLDS // num_tokens
     return [fold == index for index in range(NUM_FOLDS)]
 
 
-def _directions(part: Calibrated, gate: F32, rank: int, settings: PredictorSettings) -> Directions:
+def directions_of(
+    part: Calibrated, gate: F32, rank: int, settings: PredictorSettings
+) -> Directions:
+    """The leading directions of gate (d_ff, d_model) over some tokens."""
     is_own = settings.input is PredictorInput.FFN
     inputs = own_inputs(part.x) if is_own else earlier_inputs(part.x, part.ffn)
     start = part.gate - part.gate.mean(axis=0)
@@ -159,7 +167,7 @@ def orthogonal_to(rows: F32, mean: F32, variance: F32) -> F32:
     taken off lies where the input has a mean and varies little: a bias that the model keeps in a
     few columns goes away without touching what the rows tell of the others.
     """
-    steady = mean / (variance + np.float32(STEADY_SHARE) * variance.mean() + np.float32(1e-30))
+    steady = steady_direction(mean, variance)
     square = float(mean @ steady)
     if square == 0.0:
         return rows
@@ -167,7 +175,14 @@ def orthogonal_to(rows: F32, mean: F32, variance: F32) -> F32:
     return blind
 
 
-def _map(
+def steady_direction(mean: F32, variance: F32) -> F32:
+    """Where inputs of this mean and variance (d_model) have a mean and hardly vary: (d_model)."""
+    floor = np.float32(STEADY_SHARE) * variance.mean() + np.float32(1e-30)
+    steady: F32 = mean / (variance + floor)
+    return steady
+
+
+def map_of(
     part: Calibrated, found: Directions, rank: int, weight: float, settings: PredictorSettings
 ) -> ScoreMap:
     """The predictor of a rank without its thresholds."""

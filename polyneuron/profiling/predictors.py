@@ -26,6 +26,7 @@ HOT_SHARE = 0.5
 """Of a layer's neurons, hottest first: what is taken to be in memory."""
 DEFAULT_KEPT = 0.998
 RANK_STEP = 32
+LEAST_ALPHA, MOST_ALPHA = 0.1, 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +42,26 @@ class PredictorSettings:
     fc1_type: StorageType = StorageType.Q4
     fc2_type: StorageType = StorageType.Q4
     is_relu: bool = False
+    keeps_threshold: bool = False
+    """Imported ones: whether their own threshold holds, in place of one from the text."""
+    alpha: float = 0.0
+    """Signs: how often a vote for the neuron counts beside one against it; 0: from the text."""
+    has_up: bool = False
+    """Signs: whether up's vote, too, in a matrix of their own."""
+    seed: int = 0
+    """Of what is drawn at random in training."""
+    source: str = ""
+    """Imported ones: what names the files and their state."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.kept < 1.0:
             raise ConfigError(f"--recall {self.kept}: give more than 0 and less than 1, as 0.998")
         if self.rank < 0 or self.rank % RANK_STEP:
             raise ConfigError(f"--rank {self.rank}: give a multiple of {RANK_STEP}, or 0")
-
-
-def storage_types(kind: str) -> tuple[StorageType, StorageType]:
-    """How the matrices of a kind of predictors are stored: fc1 and fc2."""
-    if kind == "sign":
-        return StorageType.Q8, StorageType.Q1
-    return StorageType.Q4, StorageType.Q4
+        if self.alpha and not LEAST_ALPHA <= self.alpha <= MOST_ALPHA:
+            raise ConfigError(
+                f"--alpha {self.alpha}: give {LEAST_ALPHA} to {MOST_ALPHA}, as 1.1; more names more"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +82,11 @@ class PredictorReport:
     precision: float
     """Share of the named neurons that are active."""
     num_bytes: int
-    """Of both matrices and the thresholds as stored."""
+    """Of matrices and thresholds as stored."""
     multiply_adds: int
     """A token."""
+    alpha: float = 0.0
+    """Of sign predictors: the conservativeness that their thresholds come to; else 0."""
 
     def plain(self) -> dict[str, Any]:
         """For msgpack and JSON."""
@@ -89,6 +99,8 @@ class Fitted:
 
     predictor: LayerPredictor
     report: PredictorReport
+    named: F32
+    """For each neuron (d_ff) the share of the text's tokens that it is named for."""
 
 
 def predictor_input(sample: LayerSample, at: PredictorInput) -> F32:
@@ -120,36 +132,57 @@ def quantised(values: F32, storage: StorageType) -> TiledMatrix:
     return TiledMatrix(storage, tiles, *values.shape)
 
 
-def scores(fc1: F32 | None, fc2: F32, x: F32, settings: PredictorSettings) -> F32:
+def scores(
+    fc1: F32 | None, fc2: F32, x: F32, settings: PredictorSettings, up: F32 | None = None
+) -> F32:
     """x (tokens, d_model) -> scores (tokens, d_ff) by the engine's kernels and roundings."""
     if fc1 is not None:
         x = quantised(fc1, settings.fc1_type).product(x)
         x = np.ascontiguousarray(np.maximum(x, 0) if settings.is_relu else x)
-    return quantised(fc2, settings.fc2_type).product(x)
+    found = quantised(fc2, settings.fc2_type).product(x)
+    return found if up is None else found + quantised(up, settings.fc2_type).product(x)
 
 
 def predictor_bytes(rank: int, shape: tuple[int, int], settings: PredictorSettings) -> int:
     """Bytes of one layer's predictor as stored; shape is (d_ff, d_model)."""
     d_ff, d_model = shape
     fc1 = stored_bytes(settings.fc1_type, rank, d_model) if rank else 0
-    fc2 = stored_bytes(settings.fc2_type, d_ff, rank or d_model)
+    fc2 = (1 + settings.has_up) * stored_bytes(settings.fc2_type, d_ff, rank or d_model)
     return fc1 + fc2 + stored_bytes(None, 1, d_ff)
 
 
-def evaluate(
-    predictor: LayerPredictor, sample: LayerSample, settings: PredictorSettings
+def names(predictor: LayerPredictor, x: F32, settings: PredictorSettings) -> NDArray[np.bool_]:
+    """Which neurons are named for inputs (tokens, d_model): (tokens, d_ff), as the engine does it.
+
+    A score that is no number names its neuron.
+    """
+    found = scores(predictor.fc1, predictor.fc2, x, settings, predictor.up)
+    return ~(found <= predictor.threshold)
+
+
+def judged(predictor: LayerPredictor, sample: LayerSample, settings: PredictorSettings) -> Fitted:
+    """A predictor with its report, by the tokens that were kept apart: the way of every kind."""
+    x = np.ascontiguousarray(predictor_input(sample, settings.input))
+    named = names(predictor, x, settings)
+    report = _report(predictor, named, sample, settings)
+    return Fitted(predictor, report, named.mean(axis=0, dtype=np.float32))
+
+
+def _report(
+    predictor: LayerPredictor,
+    named: NDArray[np.bool_],
+    sample: LayerSample,
+    settings: PredictorSettings,
 ) -> PredictorReport:
-    """Judge by the tokens that were kept apart."""
-    apart = slice(num_calibration(len(sample.hidden)), None)
-    x = np.ascontiguousarray(predictor_input(sample, settings.input)[apart])
-    named = scores(predictor.fc1, predictor.fc2, x, settings) > predictor.threshold
-    contribution = contributions(sample)[apart]
+    known = num_calibration(len(sample.hidden))
+    contribution, named = contributions(sample), named[known:]
+    cold = neuron_costs(contribution[:known]) > 1.0
+    contribution = contribution[known:]
     active = contribution > 0
     both = int(np.count_nonzero(named & active))
     total = float(contribution.sum(dtype=np.float64))
-    d_ff, d_model = len(predictor.fc2), x.shape[1]
+    d_ff, d_model = len(predictor.fc2), sample.ffn_input.shape[1]
     rank = predictor.rank
-    cold = neuron_costs(contributions(sample)[: apart.start]) > 1.0
     return PredictorReport(
         rank=rank,
         predicted=float(named.mean()),
@@ -159,5 +192,5 @@ def evaluate(
         kept=float(contribution[named].sum(dtype=np.float64)) / total if total else 1.0,
         precision=both / max(1, int(np.count_nonzero(named))),
         num_bytes=predictor_bytes(rank, (d_ff, d_model), settings),
-        multiply_adds=rank * d_model + d_ff * (rank or d_model),
+        multiply_adds=rank * d_model + (1 + settings.has_up) * d_ff * (rank or d_model),
     )

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from polyneuron.errors import ConfigError
 from polyneuron.io.layer_journal import LayerJournal
@@ -25,6 +26,7 @@ from polyneuron.io.predictor_file import (
     predictor_path,
     write_predictors,
 )
+from polyneuron.io.predictor_import import PredictorImport
 from polyneuron.io.profile_file import Profile, layer_of, profile_path, write_profile
 from polyneuron.kernels.quant import BLOCK_COLS
 from polyneuron.model.ncf_spec import spec_of
@@ -35,17 +37,13 @@ from polyneuron.profiling.calibration import (
     check_sparse,
     cut_sequences,
 )
-from polyneuron.profiling.low_rank_fit import fit_low_rank
-from polyneuron.profiling.other_predictors import fit_sign
-from polyneuron.profiling.predictors import Fitted, PredictorSettings
+from polyneuron.profiling.kinds import Fit, fit_of
+from polyneuron.profiling.predictors import PredictorSettings
 from polyneuron.profiling.statistics import layer_profile
 
-RECIPE = "profile-1"
+RECIPE = "profile-2"
 """Changes whenever the same text gives another profile or other predictors."""
-FITS: Mapping[str, Callable[[LayerSample, PredictorSettings], Fitted]] = {
-    "low-rank": fit_low_rank,
-    "sign": fit_sign,
-}
+PREDICTOR_ARRAYS = ("fc1", "fc2", "threshold", "up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +77,13 @@ def make_profile(
     tokens: Sequence[int],
     settings: PredictorSettings | None,
     *,
+    imported: PredictorImport | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     on_wait: Callable[[], None] = lambda: None,
 ) -> Made:
     """Profile a neuron-cluster file over a text; `settings` None: without predictors.
 
-    Writes MODEL.profile and MODEL.predictors beside it, replacing older ones. `progress` gets
+    `imported` are the matrices of settings of that kind. Writes MODEL.profile and MODEL.predictors beside it, replacing older ones. `progress` gets
     tokens times layers done and in all; `on_wait` is called while another process does the same.
     Raises ConfigError, FormatError or DeviceError naming file or flag.
     """
@@ -93,6 +92,8 @@ def make_profile(
     check_sparse(path, spec)
     if settings is not None:
         check_predictable(ncf, spec)
+    if imported is not None:
+        imported.check(spec.num_layers)
     sequences = cut_sequences(tokens)
     output = profile_path(path)
     check_output(output)
@@ -102,7 +103,7 @@ def make_profile(
         resumed = journal.num_layers
         calibration = _begin(ncf, spec, sequences, journal)
         for sample in calibration.layers(progress):
-            record = _record(sample, settings)
+            record = _record(sample, settings, imported)
             journal.add(pack_arrays(record), calibration.stream.tobytes())
         made = _write(ncf, spec, sequences, settings, journal, resumed)
         journal.remove()
@@ -129,14 +130,18 @@ def _begin(
     return Calibration(ncf, spec, sequences, stream, journal.num_layers)
 
 
-def _record(sample: LayerSample, settings: PredictorSettings | None) -> dict[str, Any]:
+def _record(
+    sample: LayerSample, settings: PredictorSettings | None, imported: PredictorImport | None
+) -> dict[str, Any]:
     """What is kept of a layer."""
     record: dict[str, Any] = {"profile": layer_profile(sample).plain()}
     if settings is not None:
-        fitted = FITS[settings.kind](sample, settings)
+        fit: Fit = fit_of(settings, imported)
+        fitted = fit(sample, settings)
         found = fitted.predictor
-        record["predictor"] = {"fc1": found.fc1, "fc2": found.fc2, "threshold": found.threshold}
+        record["predictor"] = {name: getattr(found, name) for name in PREDICTOR_ARRAYS}
         record["report"] = fitted.report.plain()
+        record["named"] = fitted.named
     return record
 
 
@@ -150,10 +155,12 @@ def _write(
 ) -> Made:
     key = model_key(ncf.manifest)
     layers, reports = [], []
+    named: list[NDArray[np.float32]] = []
     for record in _records(journal):
         plain = Fields(str(journal.path), "a layer", record["profile"])
         layers.append(layer_of(plain, spec.d_ff))
         reports.append(record.get("report", {}))
+        named += [record["named"]] if "named" in record else []
     report: dict[str, Any] = {}
     predictors = None
     if settings is not None:
@@ -161,12 +168,14 @@ def _write(
         predictors = predictor_path(ncf.path)
         info = PredictorInfo(
             settings.kind, settings.input, settings.is_relu, settings.fc1_type, settings.fc2_type,
-            report,
+            report, settings.has_up,
         )  # fmt: skip
         ranks = [int(layer["rank"]) for layer in reports]
         made = (LayerPredictor(**record["predictor"]) for record in _records(journal))
         shape = (spec.d_ff, spec.d_model)
-        write_predictors(predictors, key, info, ranks, made, shape, force=True)
+        write_predictors(
+            predictors, key, info, ranks, made, shape, named=np.stack(named), force=True
+        )
     num_tokens = sum(len(sequence) for sequence in sequences)
     profile = Profile(key, num_tokens, _text_key(sequences), tuple(layers))
     write_profile(profile_path(ncf.path), profile)

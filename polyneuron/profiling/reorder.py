@@ -147,11 +147,18 @@ def _reorder_predictors(
     found: PredictorFile, orders: list[Order], output: Path, key: str, shape: tuple[int, int]
 ) -> None:
     layers = (
-        LayerPredictor(layer.fc1, layer.fc2[order], layer.threshold[order])
+        replace(
+            layer,
+            fc2=layer.fc2[order],
+            threshold=layer.threshold[order],
+            up=None if layer.up is None else layer.up[order],
+        )
         for layer, order in zip(stored_layers(found), orders, strict=True)
     )
-    target = predictor_path(output)
-    write_predictors(target, key, found.info, found.ranks, layers, shape, force=True)
+    target, named = predictor_path(output), found.named
+    if named is not None:
+        named = np.take_along_axis(named, np.stack(orders), axis=1)
+    write_predictors(target, key, found.info, found.ranks, layers, shape, named=named, force=True)
 
 
 def stored_layers(found: PredictorFile) -> Iterator[LayerPredictor]:
@@ -163,7 +170,8 @@ def stored_layers(found: PredictorFile) -> Iterator[LayerPredictor]:
             fc1 = _values(found, data, tensor_name(layer, "fc1")) if rank else None
             fc2 = _values(found, data, tensor_name(layer, "fc2"))
             threshold = _values(found, data, tensor_name(layer, "threshold"))[0]
-            yield LayerPredictor(fc1, fc2, threshold)
+            up = _values(found, data, tensor_name(layer, "up")) if found.info.has_up else None
+            yield LayerPredictor(fc1, fc2, threshold, up)
 
 
 def _values(found: PredictorFile, data: SectionRange, name: str) -> NDArray[np.float32]:

@@ -17,10 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyneuron.config import FeedForwardMode
-from polyneuron.io.ncf_reader import read_ncf
+from polyneuron.io.ncf_reader import NcfFile, read_ncf
 from polyneuron.io.predictor_file import PredictorInput
+from polyneuron.model.ncf_spec import spec_of
 from polyneuron.model.tokenizer import Tokenizer
-from polyneuron.profiling.predictors import PredictorSettings, storage_types
+from polyneuron.profiling.kinds import settings_of
+from polyneuron.profiling.predictors import PredictorSettings
 from polyneuron.profiling.profile import make_profile
 from tests.support.local_engine import LocalEngine
 
@@ -47,12 +49,16 @@ def negative_logs(
     return -np.array(scores)
 
 
-def candidates(kinds: list[str], kept: list[float]) -> Iterator[PredictorSettings]:
-    """Low-rank from both inputs and sign bits, at each share."""
+def candidates(ncf: NcfFile, kinds: list[str], kept: list[float]) -> Iterator[PredictorSettings]:
+    """Kinds, each at an input, at each share."""
+    feed_forward = spec_of(ncf).feed_forward
+    deciding = next(t.storage for t in ncf.tensors if t.role == "ffn_gate")
+    assert deciding is not None
     for name in kinds:
         kind, _, place = name.partition(":")
         for share in kept:
-            yield PredictorSettings(kind, PredictorInput(place), share, 0, *storage_types(kind))
+            at = PredictorInput(place)
+            yield settings_of(kind, feed_forward, deciding, input=at, kept=share)
 
 
 def main() -> None:
@@ -78,7 +84,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=given.model.parent) as folder:
         copy = Path(folder, "model.ncf")
         os.link(given.model, copy)
-        for settings in candidates(given.kinds, given.kept):
+        for settings in candidates(ncf, given.kinds, given.kept):
             mean = make_profile(copy, known, settings).report["mean"]
             more = negative_logs(copy, chunks, FeedForwardMode.PREDICTED) - exact
             error = more.std() / np.sqrt(len(more))

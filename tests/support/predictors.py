@@ -15,7 +15,7 @@ from polyneuron.io.predictor_file import (
 )
 from polyneuron.kernels.quant import StorageType
 from polyneuron.model.ncf_spec import spec_of
-from polyneuron.profiling.other_predictors import oracle
+from polyneuron.profiling.oracle_fit import oracle
 from tests.support.synthetic import bundle_values
 
 

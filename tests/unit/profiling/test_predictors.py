@@ -1,47 +1,25 @@
 """Predictors of planted layers."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from polyneuron.errors import ConfigError, UnsupportedError
+from polyneuron.errors import ConfigError
 from polyneuron.io.predictor_file import PredictorInput
 from polyneuron.kernels.quant import StorageType
 from polyneuron.profiling.calibration import LayerSample
 from polyneuron.profiling.low_rank import leading_directions, own_inputs
 from polyneuron.profiling.low_rank_fit import fit_low_rank, orthogonal_to, rank_stages
-from polyneuron.profiling.other_predictors import fit_sign, imported, oracle, sign_rows
+from polyneuron.profiling.oracle_fit import oracle
 from polyneuron.profiling.predictors import (
     Fitted,
     PredictorSettings,
-    evaluate,
-    scores,
-    storage_types,
+    judged,
 )
+from tests.support.planted_layer import D_FF, D_MODEL, planted
 
-D_MODEL, D_FF, NUM_TOKENS, RANK = 128, 256, 480, 24
 ATTENTION, FFN = PredictorInput.ATTENTION, PredictorInput.FFN
-
-
-def planted(seed: int = 0, noise: float = 0.05) -> LayerSample:
-    """A dReLU-like layer whose inputs vary in few directions around a mean that is not zero."""
-    rng = np.random.default_rng(seed)
-    latent = rng.standard_normal((NUM_TOKENS, RANK))
-    mixing = rng.standard_normal((RANK, D_MODEL)) / np.sqrt(RANK)
-    mean = 0.5 * rng.standard_normal(D_MODEL)
-    ffn = latent @ mixing + mean + noise * rng.standard_normal((NUM_TOKENS, D_MODEL))
-    stretch = rng.uniform(0.5, 2.0, D_MODEL)
-    attention = ffn / stretch + noise * rng.standard_normal(ffn.shape)
-    gate_rows = rng.standard_normal((D_FF, D_MODEL)) / np.sqrt(D_MODEL)
-    gate = ffn @ gate_rows.T - np.linspace(0.0, 1.2, D_FF)
-    up = np.abs(rng.standard_normal(gate.shape))
-    matrix = SimpleNamespace(values=lambda: gate_rows.astype(np.float32))
-    down = np.ones(D_FF, np.float32)
-    weights: Any = SimpleNamespace(deciding=matrix, down_norm=down, neuron_bytes=2048)
-    arrays = [a.astype(np.float32) for a in (attention, ffn, gate, np.maximum(gate, 0) * up)]
-    return LayerSample(0, arrays[0], arrays[1], arrays[2], arrays[3], (0,), weights)
 
 
 def low_rank(sample: LayerSample, at: PredictorInput = FFN, rank: int = 32) -> Fitted:
@@ -111,57 +89,14 @@ def test_same_tokens_same_predictor() -> None:
     assert (first.fc2 == second.fc2).all() and (first.threshold == second.threshold).all()
 
 
-@pytest.mark.parametrize("at", [FFN, ATTENTION])
-def test_signs_keep_what_was_asked(at: PredictorInput) -> None:
-    fc1_type, fc2_type = storage_types("sign")
-    settings = PredictorSettings("sign", at, 0.95, 0, fc1_type, fc2_type)
-    fitted = fit_sign(planted(), settings)
-    assert fitted.predictor.fc1 is None
-    assert fitted.report.kept > 0.9
-    assert fitted.report.predicted < 0.9
-
-
-def test_sign_rows_keep_signs_and_size() -> None:
-    gate = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
-    rows = sign_rows(gate)
-    assert (np.sign(rows) == np.sign(gate)).all()
-    assert np.allclose(np.abs(rows[:, :32]), np.abs(gate[:, :32]).mean(axis=1, keepdims=True))
-
-
-def test_oracle_names_open_gates() -> None:
-    sample = planted()
-    settings = PredictorSettings("oracle", FFN, fc2_type=StorageType.F32)
-    gate = sample.weights.deciding.values()
-    found = oracle(gate)
-    x = np.ascontiguousarray(sample.ffn_input)
-    assert ((scores(None, gate, x, settings) > found.threshold) == (x @ gate.T > 0)).mean() > 0.9999
-
-
-class TestImported:
-    def test_names_the_same_neurons_behind_the_norm(self) -> None:
-        rng = np.random.default_rng(3)
-        fc1, fc2 = rng.standard_normal((32, D_MODEL)), rng.standard_normal((D_FF, 32))
-        norm = rng.uniform(0.5, 2.0, D_MODEL)
-        stream = 7.0 * rng.standard_normal((50, D_MODEL))
-        normed = stream / np.sqrt(np.mean(np.square(stream), axis=1, keepdims=True)) * norm
-        found = imported(fc1, fc2, norm)
-        assert found.fc1 is not None
-        original = np.maximum(stream @ fc1.T, 0) @ fc2.T > 0
-        ours = np.maximum(normed @ found.fc1.T, 0) @ found.fc2.T > found.threshold
-        assert (original == ours).all()
-
-    @pytest.mark.parametrize(("threshold", "weight"), [(0.5, 1.0), (0.0, 0.0)])
-    def test_what_is_not_the_same_is_refused(self, threshold: float, weight: float) -> None:
-        ones = np.ones((32, 32), np.float32)
-        with pytest.raises(UnsupportedError, match="fit predictors with polyneuron profile"):
-            imported(ones, ones, np.full(32, weight, np.float32), threshold)
-
-
-def test_evaluation_counts_held_out_tokens() -> None:
+def test_reports_are_of_held_out_tokens() -> None:
     sample = planted()
     all_named = oracle(sample.weights.deciding.values())
     all_named.threshold[:] = -1e9
-    report = evaluate(all_named, sample, PredictorSettings(input=FFN, fc2_type=StorageType.Q8))
+    settings = PredictorSettings(input=FFN, fc2_type=StorageType.Q8)
+    fitted = judged(all_named, sample, settings)
+    report = fitted.report
+    assert (fitted.named == 1.0).all()
     assert report.predicted == report.recall == report.kept == 1.0
     active = (sample.hidden[360:] > 0).mean()
     assert report.precision == pytest.approx(active) == report.active
@@ -169,7 +104,10 @@ def test_evaluation_counts_held_out_tokens() -> None:
     assert report.num_bytes == D_FF * (D_MODEL + D_MODEL // 16 + 4)
 
 
-@pytest.mark.parametrize("fields", [{"kept": 0.0}, {"kept": 1.0}, {"rank": 33}, {"rank": -32}])
+@pytest.mark.parametrize(
+    "fields",
+    [{"alpha": 0.01}, {"alpha": 11.0}, {"kept": 0.0}, {"kept": 1.0}, {"rank": 33}, {"rank": -32}],
+)
 def test_settings_out_of_range_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="give"):
         PredictorSettings(**fields)
