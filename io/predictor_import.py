@@ -219,8 +219,8 @@ def _import(
 ) -> PredictorImport:
     if not loads:
         raise FormatError(
-            f"--import {path}: no predictors in it; they are blk.N.fc1.weight in a PowerInfer GGUF, "
-            "model_N.npz or model_N.safetensors in a folder, or ...predictor.fc1.weight in "
+            f"--import {path}: no predictors in it; they are blk.N.fc1.weight in a PowerInfer "
+            "GGUF, model_N.npz or model_N.safetensors in a folder, or ...predictor.fc1.weight in "
             "safetensors"
         )
     stats = [(file.name, file.stat()) for file in files]

@@ -71,7 +71,7 @@ struct step_op {
     uint64_t out_acts;
     uint64_t out_acts_stride; /* bytes a token */
     uint64_t weight;
-    uint64_t up_weight;       /* for OP_PREDICT tiles whose product is added to the scores; 0: none */
+    uint64_t up_weight;       /* for OP_PREDICT tiles whose product is added to scores, or 0 */
     uint64_t bias;            /* f32 (rows); for OP_ROPE_KV the q norm, for OP_PREDICT thresholds */
     uint64_t up_bias;         /* for OP_ROPE_KV the k norm */
     uint64_t kv;              /* this layer's KV blocks */

@@ -62,8 +62,8 @@ static void decide(void *base, const struct step_op *op, const struct step_param
                 c->num);
 }
 
-/* Above zero, or not a number: then a neuron is computed, as in dense mode, so that a fault upstream
- * shows and a broken score drops nothing. */
+/* Above zero, or not a number: then a neuron is computed, as in dense mode, so that a fault
+ * upstream shows and a broken score drops nothing. */
 static uint32_t is_on(float value) {
     return !(value <= 0.0f);
 }

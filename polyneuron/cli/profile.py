@@ -37,6 +37,29 @@ class PredictorChoice(StrEnum):
     NONE = "none"
 
 
+Predictor = Annotated[
+    PredictorChoice, option("--predictor", panel=PREDICTORS, text="what kind to make")
+]
+Recall = Annotated[
+    float | None,
+    option("--recall", panel=PREDICTORS, text="share of activation to keep, in each layer"),
+]
+InputAt = Annotated[
+    PredictorInput | None,
+    option("--input", panel=PREDICTORS, text="attention: reads can start before attention"),
+]
+Rank = Annotated[
+    int, option("--rank", panel=PREDICTORS, text="of low-rank, mlp; 0: each layer's own")
+]
+Alpha = Annotated[
+    float, option("--alpha", panel=PREDICTORS, text="of sign: over 1 names more; 0: by --recall")
+]
+ImportFrom = Annotated[
+    Path | None,
+    option("--import", panel=PREDICTORS, text="of imported: a PWRI GGUF, safetensors, a folder"),
+]
+
+
 def profile(
     model: Annotated[
         str, option("--model", "-m", text="a .gguf or .ncf file; with --device not needed")
@@ -53,30 +76,12 @@ def profile(
         int | None,
         option("--random-tokens", text="instead of a text: for files of random weights"),
     ] = None,
-    predictor: Annotated[
-        PredictorChoice, option("--predictor", panel=PREDICTORS, text="what kind to make")
-    ] = PredictorChoice.AUTO,
-    recall: Annotated[
-        float | None,
-        option("--recall", panel=PREDICTORS, text="share of activation to keep, in each layer"),
-    ] = None,
-    input_at: Annotated[
-        PredictorInput | None,
-        option("--input", panel=PREDICTORS, text="attention: reads can start before attention"),
-    ] = None,
-    rank: Annotated[
-        int, option("--rank", panel=PREDICTORS, text="of low-rank, mlp; 0: each layer's own")
-    ] = 0,
-    alpha: Annotated[
-        float,
-        option("--alpha", panel=PREDICTORS, text="of sign: over 1 names more; 0: by --recall"),
-    ] = 0.0,
-    import_from: Annotated[
-        Path | None,
-        option(
-            "--import", panel=PREDICTORS, text="of imported: a PWRI GGUF, safetensors, a folder"
-        ),
-    ] = None,
+    predictor: Predictor = PredictorChoice.AUTO,
+    recall: Recall = None,
+    input_at: InputAt = None,
+    rank: Rank = 0,
+    alpha: Alpha = 0.0,
+    import_from: ImportFrom = None,
     reorder: Annotated[
         Path | None, option("--reorder", text="also write the model, hottest neurons first")
     ] = None,

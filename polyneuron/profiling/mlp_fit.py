@@ -1,4 +1,4 @@
-"""Trained predictors: fc2(relu(fc1 x)), the rank of each layer found from its sparsity (PAPER §1.9).
+"""Trained predictors, fc2(relu(fc1 x)): each layer's rank is found from its sparsity (PAPER §1.9).
 
 Training begins at the low-rank map of the same rank, made to pass the ReLU: each hidden value is
 raised by its own deviation along the input's steady direction, so that most of it stays above zero.
@@ -51,11 +51,11 @@ __all__ = ["check_trainable", "climbed", "first_rank", "fit_mlp"]
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
-MAX_ROUNDS, PATIENCE = 32, 3
-"""Of steps: at most, and how many that make nothing better end it."""
+MAX_PASSES, PATIENCE = 24, 3
+"""Over the tokens: at most, and how many that make nothing better end it."""
 RAISED = 1.0
 """What hidden values are raised by at the start, in their deviations."""
-GAIN = 0.7
+GAIN = 1.5
 """Of a start's logits to the low-rank map's scores, which have a deviation of about 1."""
 LEARNT = 1.0
 """Weight of what the low-rank map learns of activity."""
@@ -67,11 +67,11 @@ HOTTEST = 0.2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tried:
-    """A rank: thresholds of logits out of sample, the rounds that did best, a token's cost."""
+    """A rank: thresholds of logits out of sample, the passes that did best, a token's cost."""
 
     rank: int
     least: F32
-    rounds: int
+    passes: int
     cost: float
 
 
@@ -89,7 +89,7 @@ def fit_mlp(sample: LayerSample, settings: PredictorSettings) -> Fitted:
         first = first_rank(known.contribution > 0, gate.shape[1])
         best = climbed(first, gate.shape[1] // 2, attempt)
     states = train(start_of(known, gate, best.rank, settings), _tokens(known), settings.seed)
-    made = next(itertools.islice(states, best.rounds, None))
+    made = next(itertools.islice(states, best.passes, None))
     predictor = LayerPredictor(made.fc1, made.fc2, best.least - made.bias)
     return judged(predictor, sample, settings)
 
@@ -135,15 +135,15 @@ def _try_rank(
     parts = [known.part(~fold) for fold in folds_of(len(known.x))]
     runs = [train(start_of(p, gate, rank, settings), _tokens(p), settings.seed) for p in parts]
     mean = mean_active(known.contribution)
-    best, best_loss, best_rounds = None, np.inf, 0
-    for rounds, states in enumerate(zip(*runs, strict=True)):
+    best, best_loss, best_passes = None, np.inf, 0
+    for passes, states in enumerate(zip(*runs, strict=True)):
         loss = sum(
             loss_of(state.logits(part.x), part.contribution, mean)
             for state, part in zip(states, held, strict=True)
         )
         if loss < best_loss:
-            best, best_loss, best_rounds = states, loss, rounds
-        if rounds == MAX_ROUNDS or rounds - best_rounds == PATIENCE:
+            best, best_loss, best_passes = states, loss, passes
+        if passes == MAX_PASSES or passes - best_passes == PATIENCE:
             break
     if best is None:
         raise EngineError(f"--predictor mlp: the loss at rank {rank} is no number")
@@ -151,14 +151,14 @@ def _try_rank(
         scores(state.fc1, state.fc2, part.x, settings) + state.bias
         for state, part in zip(best, held, strict=True)
     ]
-    return _priced(known, np.concatenate(logits), rank, best_rounds, neuron_bytes, settings)
+    return _priced(known, np.concatenate(logits), rank, best_passes, neuron_bytes, settings)
 
 
 def _priced(
     known: Calibrated,
     logits: F32,
     rank: int,
-    rounds: int,
+    passes: int,
     neuron_bytes: int,
     settings: PredictorSettings,
 ) -> Tried:
@@ -166,7 +166,7 @@ def _priced(
     least = logit_thresholds(logits, known.contribution, cost, settings.kept)
     computed = float((np.mean(logits >= least, axis=0) * cost).sum()) * neuron_bytes
     shape = (logits.shape[1], known.x.shape[1])
-    return Tried(rank, least, rounds, predictor_bytes(rank, shape, settings) + computed)
+    return Tried(rank, least, passes, predictor_bytes(rank, shape, settings) + computed)
 
 
 def logit_thresholds(logits: F32, contribution: F32, cost: F64, kept: float) -> F32:

@@ -1,4 +1,4 @@
-"""Gradient descent on a predictor's two matrices, by torch: the extra `train`, imported only here."""
+"""Trains a predictor's two matrices by torch: the extra `train`, imported only here."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from polyneuron.errors import ConfigError
 F32 = NDArray[np.float32]
 
 BATCH_TOKENS = 128
-ROUND_STEPS = 6
-"""Steps between two looks at how well it does."""
 STEP_SHARE = 0.03
 """A step moves a weight by about this share of the mean weight of its matrix."""
 
@@ -62,15 +60,15 @@ def mean_active(contribution: F32) -> float:
 def loss_of(logits: F32, contribution: F32, mean: float) -> float:
     """What is minimised, in numpy: cross entropy, an active neuron weighted by its contribution.
 
-    It weighs in means of active neurons, an inactive one weighs 1: at the minimum a logit tells what
-    a neuron is expected to contribute beside what it costs.
+    It weighs in means of active neurons, an inactive one weighs 1: at the minimum a logit tells
+    what a neuron is expected to contribute beside what it costs.
     """
     active = np.logaddexp(0, -logits) * (contribution / np.float32(mean))
     return float(np.where(contribution > 0, active, np.logaddexp(0, logits)).mean())
 
 
 def train(start: Mlp, tokens: Tokens, seed: int) -> Iterator[Mlp]:
-    """`start`, then the state after each round of steps, without end.
+    """`start`, then the state after each pass over the tokens, without end.
 
     The same arguments give the same bytes on the same machine.
     """
@@ -90,15 +88,12 @@ def train(start: Mlp, tokens: Tokens, seed: int) -> Iterator[Mlp]:
     ]
     optimizer = torch.optim.Adam(groups)
     mean = mean_active(tokens.contribution)
-    steps = 0
     while True:
         for rows in torch.randperm(len(x), generator=random).split(BATCH_TOKENS):
             optimizer.zero_grad()
             torch_loss(torch, weights, x[rows], contribution[rows], mean).backward()
             optimizer.step()
-            steps += 1
-            if steps % ROUND_STEPS == 0:
-                yield Mlp(*(weight.detach().numpy().copy() for weight in weights))
+        yield Mlp(*(weight.detach().numpy().copy() for weight in weights))
 
 
 def torch_loss(torch: Any, weights: list[Any], x: Any, contribution: Any, mean: float) -> Any:

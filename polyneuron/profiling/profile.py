@@ -83,8 +83,9 @@ def make_profile(
 ) -> Made:
     """Profile a neuron-cluster file over a text; `settings` None: without predictors.
 
-    `imported` are the matrices of settings of that kind. Writes MODEL.profile and MODEL.predictors beside it, replacing older ones. `progress` gets
-    tokens times layers done and in all; `on_wait` is called while another process does the same.
+    Writes MODEL.profile and MODEL.predictors beside it, replacing older ones. `imported` are the
+    matrices for settings of that kind. `progress` gets tokens times layers done and in all;
+    `on_wait` is called while another process does the same.
     Raises ConfigError, FormatError or DeviceError naming file or flag.
     """
     ncf = read_ncf(path)

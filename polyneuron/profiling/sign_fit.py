@@ -1,8 +1,8 @@
 """Sign bits (SparseInfer, arXiv 2411.12692): the signs of a layer's rows, and no training.
 
 A row is its signs times one size for 32 columns, one bit a weight: each column votes for the neuron
-or against it, with the input's size. Where the product of two ReLUs decides (dReLU), up's signs vote
-too, in a matrix of their own. Thresholds come from the text as for any predictor, or from that
+or against it, with the input's size. Where the product of two ReLUs decides (dReLU), up's signs
+vote too, in a matrix of their own. Thresholds come from the text as for any predictor, or from that
 paper's one factor of conservativeness, alpha: a neuron is named where alpha times all votes for it
 exceed those against it.
 """

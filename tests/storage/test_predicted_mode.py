@@ -152,6 +152,24 @@ class TestOtherPredictors:
         if rank:
             assert logits_of(model, ffn_resident=0.4, lookahead=False) == resident
 
+    @pytest.mark.parametrize("input", list(PredictorInput))
+    @pytest.mark.parametrize("share", [0.4, None])
+    def test_a_second_matrix_is_added(
+        self, model: Path, input: PredictorInput, share: float | None
+    ) -> None:
+        """The same rows twice, and thresholds twice as high: the very same scores, doubled."""
+        prompts = [PROMPT, PROMPT[::-1]]
+        got = []
+        for is_twice in (False, True):
+            write_random(model, input=input, rank=0, share=0.4, is_twice=is_twice)
+            settings = {"ffn_resident": share, "max_sequences": 2, "mode": PREDICTED}
+            with LocalEngine(model, **settings) as engine:
+                both = engine.run_all([engine.request(p, NUM_TOKENS) for p in prompts])
+                named = [layer.predicted_share for layer in engine.activity()]
+            got.append(([[row.tobytes() for row in one.logits] for one in both], named))
+        assert got[0] == got[1]
+        assert all(0.1 < share < 0.9 for share in got[0][1])
+
     def test_it_is_lossy(self, model: Path, exact: dict[str, list[bytes]]) -> None:
         write_random(model, input=PredictorInput.ATTENTION, rank=32, share=0.4)
         assert logits_of(model) != exact["drelu"]

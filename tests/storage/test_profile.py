@@ -14,11 +14,21 @@ from polyneuron.io.layer_journal import LayerJournal
 from polyneuron.io.ncf_format import Layout
 from polyneuron.io.ncf_reader import read_ncf
 from polyneuron.io.packed_arrays import pack_arrays, unpack_arrays
-from polyneuron.io.predictor_file import PredictorInput, model_key, predictor_path, read_predictors
+from polyneuron.io.predictor_file import (
+    PredictorFile,
+    PredictorInput,
+    model_key,
+    predictor_path,
+    read_predictors,
+)
 from polyneuron.io.profile_file import Profile, profile_path, read_profile
+from polyneuron.kernels.gemv import FeedForwardKind
+from polyneuron.kernels.quant import StorageType
 from polyneuron.model.convert import convert
 from polyneuron.model.ncf_spec import spec_of
 from polyneuron.profiling import profile as profiling
+from polyneuron.profiling.kinds import settings_of
+from polyneuron.profiling.layer_run import LayerRun
 from polyneuron.profiling.predictors import PredictorSettings
 from polyneuron.profiling.profile import make_profile
 from polyneuron.profiling.reorder import check_reorder, reorder_model, stored_layers
@@ -52,6 +62,11 @@ def profile_of(path: Path) -> Profile:
     return read_profile(profile_path(path), key, MODEL.num_layers, MODEL.d_ff)
 
 
+def predictors_of(path: Path) -> PredictorFile:
+    key = model_key(read_ncf(path).manifest)
+    return read_predictors(predictor_path(path), key, MODEL.num_layers, (MODEL.d_ff, MODEL.d_model))
+
+
 def sidecars(path: Path) -> list[bytes]:
     return [profile_path(path).read_bytes(), predictor_path(path).read_bytes()]
 
@@ -76,6 +91,44 @@ class TestProfile:
             )
             shares = list(layer.facts["batch_share"].values())
             assert shares == sorted(shares)
+
+    @pytest.mark.parametrize("kind", ["low-rank", "sign", "oracle"])
+    def test_kinds_can_be_run(self, tmp_path: Path, kind: str) -> None:
+        """Rows from memory or from the file, one result; each layer tells its neurons' shares."""
+        path = model_in(tmp_path)
+        settings = settings_of(kind, FeedForwardKind.DRELU, StorageType.Q4, kept=0.9)
+        made = make_profile(path, TOKENS, settings)
+        found = predictors_of(path)
+        assert found.named is not None and found.info.has_up == (kind == "sign")
+        for index, report in enumerate(made.report["layers"]):
+            assert abs(found.named[index].mean() - report["predicted"]) < 0.2
+        logits = []
+        for resident in (None, 0.4):
+            with LocalEngine(path, mode="predicted", ffn_resident=resident) as engine:
+                rows = engine.generate(TOKENS[:8], 4).logits
+                shares = [layer.predicted_share for layer in engine.activity()]
+            logits.append([row.tobytes() for row in rows])
+        assert logits[0] == logits[1]
+        assert all(0.0 < share < 1.0 for share in shares)
+        with LocalEngine(path, mode="exact") as engine:
+            exact = [row.tobytes() for row in engine.generate(TOKENS[:8], 4).logits]
+        assert (logits[0] == exact) == (kind == "oracle")
+
+    def test_values_that_are_no_numbers_are_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run_half = LayerRun.feed_forward
+
+        def broken(run: LayerRun, stream: Any) -> Any:
+            normed, hidden = run_half(run, stream)
+            hidden[7, 3] = np.nan
+            return normed, hidden
+
+        monkeypatch.setattr(LayerRun, "feed_forward", broken)
+        path = model_in(tmp_path)
+        with pytest.raises(FormatError, match=r"tiny\.ncf: layer 0's activations at token 7 are n"):
+            make_profile(path, TOKENS, SETTINGS)
+        assert not profile_path(path).exists()
 
     def test_predictors_can_be_run(self, made: Path) -> None:
         with LocalEngine(made, mode="predicted") as engine:
@@ -244,6 +297,20 @@ class TestReorder:
             assert (after.threshold == before.threshold[order]).all()
             assert before.fc1 is not None and after.fc1 is not None
             assert (after.fc1 == before.fc1).all()
+            named = [predictors_of(path).named for path in (made, hot)]
+            assert named[0] is not None and named[1] is not None
+            assert (named[1][index] == named[0][index][order]).all()
+
+    def test_second_matrices_follow(self, tmp_path: Path) -> None:
+        path, hot = model_in(tmp_path), tmp_path / "hot.ncf"
+        settings = settings_of("sign", FeedForwardKind.DRELU, StorageType.Q4, kept=0.9)
+        make_profile(path, TOKENS, settings)
+        reorder_model(path, profile_of(path), hot)
+        before, after = (list(stored_layers(predictors_of(p))) for p in (path, hot))
+        for one, other, layer in zip(before, after, profile_of(path).layers, strict=True):
+            assert one.up is not None and other.up is not None
+            assert (other.up == one.up[layer.order]).all()
+            assert (other.fc2 == one.fc2[layer.order]).all()
 
     def test_again_is_the_same_file(self, made: Path, hot: Path) -> None:
         before = hot.read_bytes()

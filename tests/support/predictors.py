@@ -38,14 +38,16 @@ def write_random(
     is_relu: bool = False,
     last_rank: int | None = None,
     fc1_type: StorageType = StorageType.Q8,
+    is_twice: bool = False,
 ) -> Path:
     """Random matrices whose thresholds name about `share` of the neurons.
 
-    The last layer's rank may be another one.
+    The last layer's rank may be another one. `is_twice`: fc2 once more as a second matrix, and
+    thresholds twice as high.
     """
     ncf, rng = read_ncf(model), np.random.default_rng(7)
     spec = spec_of(ncf)
-    info = PredictorInfo("random", input, is_relu, fc1_type, StorageType.Q4, {})
+    info = PredictorInfo("random", input, is_relu, fc1_type, StorageType.Q4, {}, is_twice)
     layers = []
     for layer in range(spec.num_layers):
         if layer == spec.num_layers - 1 and last_rank is not None:
@@ -54,7 +56,8 @@ def write_random(
         fc2 = rng.standard_normal((spec.d_ff, rank or spec.d_model)).astype(np.float32)
         level = np.float32(-1e9 if share >= 1 else np.quantile(rng.standard_normal(999), 1 - share))
         threshold = np.full(spec.d_ff, level * np.sqrt(np.float32(spec.d_model)))
-        layers.append(LayerPredictor(fc1, fc2, threshold.astype(np.float32)))
+        threshold = ((1 + is_twice) * threshold).astype(np.float32)
+        layers.append(LayerPredictor(fc1, fc2, threshold, fc2 if is_twice else None))
     return _write(model, info, layers)
 
 

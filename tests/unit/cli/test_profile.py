@@ -9,6 +9,7 @@ import pytest
 from polyneuron.io.ncf_format import Layout
 from polyneuron.io.ncf_reader import read_ncf
 from polyneuron.model.convert import convert
+from tests.support.predictor_sources import pairs, write_pwri
 from tests.support.program import run
 from tests.support.tiny_gguf import TinyModel, write_tiny_gguf
 from tests.support.tiny_ncf import SPARSE, write_source
@@ -88,7 +89,21 @@ def test_reorder_writes_a_model(folder: Path, tmp_path: Path, capsys: Captured) 
         (("--random-tokens", "64", "--rank", "33"), "--rank 33: give a multiple of 32"),
         (
             ("--random-tokens", "64", "--rank", "32", "--predictor", "sign"),
-            "--rank 32: only low-rank predictors have one",
+            "--rank 32: only low-rank and mlp predictors have one",
+        ),
+        (("--random-tokens", "64", "--alpha", "1.1"), "--alpha 1.1: only sign predictors have one"),
+        (
+            ("--random-tokens", "64", "--alpha", "99", "--predictor", "sign"),
+            "--alpha 99.0: give 0.1 to 10.0",
+        ),
+        (
+            ("--random-tokens", "64", "--predictor", "imported"),
+            "--predictor imported: name the file or folder with --import",
+        ),
+        (("--random-tokens", "64", "--import", "no-such"), "no-such: No such file or directory"),
+        (
+            ("--random-tokens", "64", "--input", "attention", "--predictor", "oracle"),
+            "--input attention: oracle predictors read feed forward's",
         ),
     ],
     ids=str,
@@ -97,6 +112,29 @@ def test_bad_words_are_one_line(
     folder: Path, capsys: Captured, words: tuple[str, ...], said: str
 ) -> None:
     assert said in refusal(capsys, "-m", folder / "bundles.ncf", *words)
+
+
+def test_a_powerinfer_file_is_imported(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "model.ncf"
+    path.symlink_to(folder / "bundles.ncf")
+    shape = (SPARSE.d_ff, SPARSE.d_model)
+    source = write_pwri(tmp_path / "a.gguf", pairs(SPARSE.num_layers, shape))
+    words = ("-m", path, "--random-tokens", "64", "--predictor", "imported", "--import", source)
+    assert run("profile", *words, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert 0.2 < found["predictor"]["predicted"] < 0.8  # random matrices name about half
+    assert found["predictor"]["rank"] == 32
+    more = write_pwri(tmp_path / "b.gguf", pairs(SPARSE.num_layers + 1, shape))
+    assert "has predictors for 3 layers, the model has 2" in refusal(capsys, *words[:-1], more)
+
+
+def test_training_needs_its_extra(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    words = ("-m", folder / "bundles.ncf", "--random-tokens", "64", "--predictor", "mlp")
+    said = "--predictor mlp needs the extra train: pip install 'polyneuron[train]'"
+    assert refusal(capsys, *words) == said
 
 
 def test_no_model_is_refused(capsys: Captured) -> None:
