@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,9 +93,11 @@ class TestProfile:
             shares = list(layer.facts["batch_share"].values())
             assert shares == sorted(shares)
 
-    @pytest.mark.parametrize("kind", ["low-rank", "sign", "oracle"])
+    @pytest.mark.parametrize("kind", ["low-rank", "sign", "oracle", "mlp"])
     def test_kinds_can_be_run(self, tmp_path: Path, kind: str) -> None:
         """Rows from memory or from the file, one result; each layer tells its neurons' shares."""
+        if kind == "mlp" and importlib.util.find_spec("torch") is None:
+            pytest.skip("torch is not installed")
         path = model_in(tmp_path)
         settings = settings_of(kind, FeedForwardKind.DRELU, StorageType.Q4, kept=0.9)
         made = make_profile(path, TOKENS, settings)
