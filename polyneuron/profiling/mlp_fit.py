@@ -178,8 +178,9 @@ def logit_thresholds(logits: F32, contribution: F32, cost: F64, kept: float) -> 
     low, high = (np.float32(np.quantile(logits, share)) for share in (BEYOND, 1 - BEYOND))
     stretch = np.float32(MOST_U - LEAST_U) / max(high - low, np.float32(1e-12))
     least = choose_thresholds((logits - low) * stretch + LEAST_U, contribution, cost, kept)
-    moved = (least - np.float32(LEAST_U)) / stretch + low
-    return np.where(np.abs(least) < NEVER, moved, least).astype(np.float32)
+    is_finite = np.abs(least) < NEVER  # others are named always or never
+    moved = (np.where(is_finite, least, 0) - np.float32(LEAST_U)) / stretch + low
+    return np.where(is_finite, moved, least).astype(np.float32)
 
 
 def _tokens(part: Calibrated) -> Tokens:

@@ -14,7 +14,7 @@ from polyneuron.kernels.quant import StorageType
 from polyneuron.profiling import mlp_training
 from polyneuron.profiling.kinds import settings_of
 from polyneuron.profiling.low_rank_fit import calibrated
-from polyneuron.profiling.mlp_fit import Tried, climbed, first_rank, start_of
+from polyneuron.profiling.mlp_fit import Tried, climbed, first_rank, logit_thresholds, start_of
 from polyneuron.profiling.mlp_training import Mlp, Tokens, loss_of, mean_active, train
 from polyneuron.profiling.predictors import PredictorSettings, scores
 from tests.support.planted_layer import D_FF, D_MODEL, planted
@@ -100,6 +100,22 @@ def test_first_rank_follows_sparsity_and_skew() -> None:
     skewed = rng.random((400, 200)) < np.where(np.arange(200) < 40, 0.9, 0.025)
     assert first_rank(denser, 1024) > first_rank(even, 1024) > first_rank(skewed, 1024) >= 32
     assert first_rank(even, 64) == 32
+
+
+def test_thresholds_are_the_same_at_any_scale_of_logits() -> None:
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((400, 8)).astype(np.float32)
+    contribution = np.maximum(logits - 0.3, 0)
+    contribution[:, 0] = 0  # never worth it
+    named = []
+    for scale, shift in ((1, 0), (0.01, 3), (300, -500)):
+        moved = np.float32(scale) * logits + np.float32(shift)
+        least = logit_thresholds(moved, contribution, np.ones(8), 0.95)
+        assert np.isfinite(least).all()
+        named.append(moved >= least)
+    assert (named[0] == named[1]).mean() > 0.999 and (named[0] == named[2]).mean() > 0.999
+    kept = contribution[named[2]].sum() / contribution.sum()
+    assert 0.94 < kept < 0.99
 
 
 @needs_torch
