@@ -46,9 +46,13 @@ class EngineConfig:
     num_ctx: int = 0
     """Positions of one sequence; 0: the model's own context, at most 4096."""
     num_workers: int = 0
-    """CPU workers; 0: one for each usable core."""
+    """CPU workers; 0: one for each physical core that is fast, or for each of `cores`."""
     num_npu_threads: int = -1
     """Threads of the NPU executor's native back end in prefill; -1: one for each worker."""
+    cores: tuple[int, ...] = ()
+    """Cores that executors and the I/O actor keep to; empty: all that this process may use."""
+    io_cores: tuple[int, ...] = ()
+    """Cores to read from, the best first: the I/O actor keeps to the first without a worker."""
     max_tokens: int = 512
     """Tokens of one prefill chunk."""
     max_sequences: int = 4

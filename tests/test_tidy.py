@@ -37,7 +37,8 @@ TOP_LEVEL = {
 
 # Lowest first: a module imports from its own layer and those before it.
 LAYERS = (
-    {"errors", "clock", "config", "timeline", "timeline_events", "sizes", "host_memory"},
+    {"errors", "clock", "config", "timeline", "timeline_events", "sizes"},
+    {"host_memory", "cgroups", "cores", "core_use"},
     {"kernels"},
     {"io"},
     {"model"},

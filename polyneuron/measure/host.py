@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from polyneuron.cgroups import cgroup_folders, text_of
+from polyneuron.cores import Cores, read_cores
 from polyneuron.host_memory import HostMemory
 
 CAP_IPC_LOCK = 14
@@ -55,11 +57,7 @@ class Host:
 
     def text(self, path: str) -> str:
         """A file's text without the blanks around it; empty where there is no such file."""
-        try:
-            raw = (self.root / path).read_bytes()
-        except OSError:
-            return ""
-        return raw.decode(errors="replace").strip("\0 \n")
+        return text_of(self.root / path)
 
     def number(self, path: str) -> int | None:
         """A file's number; None where there is none, as of `max`."""
@@ -79,11 +77,9 @@ class Host:
         words = self.field("proc/meminfo", name).split()
         return int(words[0]) << 10 if words else 0
 
-    def cores(self) -> int:
+    def cores(self) -> Cores:
         """Cores this process may run on."""
-        allowed = self.field("proc/self/status", "Cpus_allowed_list")
-        ranges = [part.partition("-") for part in allowed.split(",") if part]
-        return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
+        return read_cores(self.root)
 
     def hard_limit(self, name: str) -> int:
         """The hard limit of /proc/self/limits; UNLIMITED without one."""
@@ -104,21 +100,7 @@ class Host:
 
     def cgroup_folders(self, controller: str) -> list[str]:
         """This process's cgroup of a controller and those around it, outermost first."""
-        for line in self.text("proc/self/cgroup").splitlines():
-            number, names, path = line.split(":", 2)
-            if controller in names.split(","):
-                base = f"sys/fs/cgroup/{names}"
-                if not (self.root / base).exists():
-                    base = f"sys/fs/cgroup/{controller}"
-            elif number == "0" and not names:
-                base = "sys/fs/cgroup"
-            else:
-                continue
-            parts = [part for part in path.split("/") if part]
-            folders = ["/".join([base, *parts[:n]]) for n in range(len(parts) + 1)]
-            if any((self.root / folder).exists() for folder in folders):
-                return folders
-        return []
+        return cgroup_folders(self.root, controller)
 
     def mount_of(self, path: Path) -> Mount:
         """The file system that a path lies in."""

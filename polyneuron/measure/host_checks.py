@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from polyneuron.config import EngineConfig
+from polyneuron.core_use import place
+from polyneuron.cores import Cores, show_cores
 from polyneuron.errors import ConfigError
 from polyneuron.kernels import isa
 from polyneuron.measure.check import Check, ok, problem, warning
@@ -29,12 +32,19 @@ def check_cpu(host: Host) -> Check:
         return warning(
             "CPU", found, f"kernels are tuned for {' and '.join(FAST_MACHINES)}; expect little"
         )
-    folder = "sys/devices/system/cpu/cpu0/cpufreq"
-    is_slow = host.text(f"{folder}/scaling_governor") == "powersave"
-    if is_slow and host.text(f"{folder}/scaling_driver") not in GOVERNED_BY_FIRMWARE:
+    cores = host.cores().ids
+    if slow := [core for core in cores if _is_held_low(host, core)]:
+        which = "" if len(slow) == len(cores) else f"{show_cores(slow)} of its cores "
         cure = "cpupower frequency-set -g performance (or schedutil)"
-        return warning("CPU", f"{found}, held at its lowest frequency", cure)
+        return warning("CPU", f"{found}, {which}held at the lowest frequency", cure)
     return ok("CPU", found)
+
+
+def _is_held_low(host: Host, core: int) -> bool:
+    """Whether a core's governor keeps it slow: each cluster of a big.LITTLE has its own."""
+    folder = f"sys/devices/system/cpu/cpu{core}/cpufreq"
+    is_slow = host.text(f"{folder}/scaling_governor") == "powersave"
+    return is_slow and host.text(f"{folder}/scaling_driver") not in GOVERNED_BY_FIRMWARE
 
 
 def check_isa(host: Host, active: Callable[[], str] = isa.active) -> Check:
@@ -50,29 +60,49 @@ def check_isa(host: Host, active: Callable[[], str] = isa.active) -> Check:
 
 
 def check_cores(host: Host) -> Check:
-    """Cores, and the time a container may take of them."""
-    cores, quota = host.cores(), _cpu_quota(host)
-    found = f"{cores} usable"
-    if quota is not None and quota < cores:
-        workers = max(1, int(quota))
-        cure = f"raise the container's limit (docker: --cpus={cores}), or run with -t {workers}"
-        return warning("cores", f"{found}, time for {quota:g} of them", cure)
-    if cores == 1:
+    """Cores, their kinds, the time a container may take of them, and who will use them."""
+    cores = host.cores()
+    total = len(cores.ids)
+    found = "; ".join([f"{total} usable{_missing(cores)}", *_kinds(cores), _use(cores)])
+    if cores.is_limited:
+        cure = f"raise the container's limit (docker: --cpus={total})"
+        return warning("cores", found, cure)
+    if total == 1:
         cure = "reading and computing share it: a second core hides most of the reading"
         return warning("cores", found, cure)
     return ok("cores", found)
 
 
-def _cpu_quota(host: Host) -> float | None:
-    """Cores' worth of time that cgroups allow; None: all."""
-    quotas = []
-    for folder in host.cgroup_folders("cpu"):
-        words = host.text(f"{folder}/cpu.max").split()
-        if not words:
-            words = [host.text(f"{folder}/cpu.cfs_{name}_us") for name in ("quota", "period")]
-        if words[0].isdigit() and words[1].isdigit():
-            quotas.append(int(words[0]) / int(words[1]))
-    return min(quotas, default=None)
+def _missing(cores: Cores) -> str:
+    """Cores the machine has beside the usable ones."""
+    parts = [f"of {cores.num_online}"] if cores.num_online > len(cores.ids) else []
+    if cores.offline:
+        parts.append(f"({show_cores(cores.offline)} offline)")
+    return "".join(f" {part}" for part in parts)
+
+
+def _kinds(cores: Cores) -> list[str]:
+    """What sets cores apart, if anything does."""
+    parts = []
+    if len(cores.kinds) > 1:
+        slow = [core for core in cores.ids if core not in cores.fast]
+        shown = " | ".join(map(show_cores, cores.kinds))
+        parts.append(f"by strength {shown}" + (f", of which {show_cores(slow)} slow" * bool(slow)))
+    if len(cores.primary) < len(cores.ids):
+        parts.append(f"{len(cores.primary)} physical, the others are their second threads")
+    if cores.is_limited:
+        parts.append(f"time for {cores.quota:g} of them")
+    return parts
+
+
+def _use(cores: Cores) -> str:
+    """Who will run where."""
+    config = EngineConfig(num_workers=cores.num_workers(), num_npu_threads=0)
+    use = place(cores, config, reads=True)
+    on = show_cores(core for cores_of in use.workers for core in cores_of)
+    count = len(use.workers)
+    where = f"on {show_cores(use.reader)}" if use.reader else "wherever there is time"
+    return f"{count} worker{'s' if count > 1 else ''} on {on}, reader {where}"
 
 
 def check_pages(host: Host) -> Check:
