@@ -14,7 +14,7 @@ from polyneuron.actors.coordinator_shell import CoordinatorShell, Crew
 from polyneuron.actors.messages import ExecutorStatus, PlaceExecutor
 from polyneuron.actors.shells import CacheShell, CpuWorkerShell, IoShell, NpuExecutorShell
 from polyneuron.actors.supervisor import LOST_STATES, process_state
-from polyneuron.config import EngineConfig
+from polyneuron.core_use import CoreUse, Places
 from polyneuron.errors import EngineError, PolyneuronError
 from polyneuron.io.arena_loader import Reads
 from polyneuron.io.weight_reader import ReadReport
@@ -35,14 +35,9 @@ def _actor(shell: type, name: str, loops: int, args: tuple[Any, ...]) -> Any:
     return remote.remote(*args)
 
 
-def _places(config: EngineConfig, unit: Unit, cores: list[int]) -> list[bytes]:
-    """Executor places of one unit: CPU workers first, then the NPU executor's threads."""
-    first = 0 if unit is Unit.CPU else config.num_workers
-    count = config.num_workers if unit is Unit.CPU else config.num_npu_threads
-    return [
-        PlaceExecutor(first + i, unit, cores[i] if i < len(cores) else -1).pack()
-        for i in range(count)
-    ]
+def _places(first: int, unit: Unit, places: Places) -> list[bytes]:
+    """Executor places of one unit, numbered from `first` on."""
+    return [PlaceExecutor(first + i, unit, list(cores)).pack() for i, cores in enumerate(places)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +81,16 @@ def put_arena(layout: ArenaLayout) -> tuple[Any, Arena]:
     return ref, arena
 
 
-def hire(path: Path, config: EngineConfig, cores: list[int]) -> Staff:
-    """Create all actors and wait until they are there."""
+def hire(path: Path, use: CoreUse) -> Staff:
+    """Create all actors and wait until they are there: CPU workers first, then the NPU executor."""
     executors: dict[int, Any] = {}
-    for index, place in enumerate(_places(config, Unit.CPU, cores)):
+    for index, place in enumerate(_places(0, Unit.CPU, use.workers)):
         executors[index] = _actor(CpuWorkerShell, f"cpu_worker_{index}", 1, ([place],))
-    npu_places = _places(config, Unit.NPU, cores)
+    npu_places = _places(len(use.workers), Unit.NPU, use.prefill)
     npu = _actor(NpuExecutorShell, "npu_executor", len(npu_places), (npu_places,))
     for index in range(len(npu_places)):
-        executors[config.num_workers + index] = npu
-    io_actor = _actor(IoShell, "io_actor", 2, (str(path),))
+        executors[len(use.workers) + index] = npu
+    io_actor = _actor(IoShell, "io_actor", 2, (str(path), list(use.reader)))
     cache_actor = _actor(CacheShell, "cache_actor", 1, ())
     coordinator = _actor(CoordinatorShell, "coordinator", 1, ())
     everybody = {*executors.values(), npu, io_actor, cache_actor, coordinator}

@@ -79,11 +79,11 @@ class RequestOutcome(Message):
 
 @dataclass(frozen=True, slots=True)
 class PlaceExecutor(Message):
-    """Take executor place `executor` and stay on `core` (-1: anywhere allowed)."""
+    """Take executor place `executor` and keep to `cores` (none: anywhere allowed)."""
 
     executor: int
     unit: int
-    core: int
+    cores: list[int]
 
 
 @dataclass(frozen=True, slots=True)

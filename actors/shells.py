@@ -32,6 +32,12 @@ def attach_arena(refs: list[Any]) -> Arena:
     return arena
 
 
+def keep_to(cores: list[int]) -> None:
+    """Have this thread, and those it makes, run on these cores; none: anywhere allowed."""
+    if cores:  # called after all imports: some of them set affinity
+        os.sched_setaffinity(0, cores)
+
+
 class ExecutorShell:
     """Walks step programs in C: a CPU worker has one place, the NPU executor one per thread."""
 
@@ -55,8 +61,7 @@ class ExecutorShell:
     def serve(self, executor: int) -> str:
         """Run steps until the arena stops; the thread stays on its core."""
         place = self._places[executor]
-        if place.core >= 0:  # after all imports: some of them set affinity
-            os.sched_setaffinity(0, {place.core})
+        keep_to(place.cores)
         self._cores[executor] = sorted(os.sched_getaffinity(0))
         status = ServeStatus.SLICE
         while status is ServeStatus.SLICE:
@@ -87,11 +92,11 @@ class NpuExecutorShell(ExecutorShell):
 
 
 class IoShell:
-    """The only reader of the model file."""
+    """The only reader of the model file; what reads while tokens are computed keeps to `cores`."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, cores: list[int]) -> None:
         isa.select()
-        self._path = Path(path)
+        self._path, self._cores = Path(path), cores
 
     @ray.method(concurrency_group="control")
     def attach(self, refs: list[Any], bytes_read: int) -> int:
@@ -116,6 +121,7 @@ class IoShell:
 
         `trace` is where the ring for records of its reads lies, 0: none are kept.
         """
+        keep_to(self._cores)
         with open_device(self._path) as device:
             LayerReader(device, self._arena, offset, schedules, trace).run()
 
@@ -126,6 +132,7 @@ class IoShell:
         The first `num_slots` slots stay mapped in the kernel where it allows that; at most
         `queue_depth` reads are under way.
         """
+        keep_to(self._cores)
         options = DeviceOptions(queue_depth, max(queue_depth, DeviceOptions().max_requests))
         place = (self._path, self._arena, offset)
         with open_neuron_device(*place, options, registered_slots=num_slots) as device:

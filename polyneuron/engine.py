@@ -21,7 +21,8 @@ from polyneuron.actors.messages import RequestOutcome, SubmitRequest
 from polyneuron.actors.sequence_run import Mailbox
 from polyneuron.candidate import Candidate, OpenRequest
 from polyneuron.completion import Completion
-from polyneuron.config import EngineConfig, check_whole, usable_cores
+from polyneuron.config import EngineConfig, check_whole
+from polyneuron.core_use import place_here
 from polyneuron.errors import ConfigError, ContextError, EngineError
 from polyneuron.generation import Generation, make_stops
 from polyneuron.host_memory import HostMemory
@@ -129,8 +130,10 @@ class Engine:
         from polyneuron.actors import launch
 
         self._launch = launch
-        cleanup.callback(self._forget_actors)  # the arena stays mapped as long as they are held
-        staff = launch.hire(self.source.path, self.config, usable_cores())
+        # The arena stays mapped as long as they are held.
+        cleanup.callback(setattr, self, "_actors", None)
+        self._cores = place_here(self.config, reads=self.layout.is_streaming)
+        staff = launch.hire(self.source.path, self._cores)
         measured = sum(process.pss_bytes for process in self.cluster.memory_report())
         self.budget = self._plan(max(measured, private_estimate(self.config)))
         if self.budget.layout.is_streaming and not self.source.can_stream:
@@ -142,9 +145,6 @@ class Engine:
         cleanup.callback(self._actors.stop)
         tell_run(self)
         self.read_report = self._load(on_load)
-
-    def _forget_actors(self) -> None:
-        self._actors = None
 
     @property
     def actors(self) -> Actors:
@@ -356,7 +356,7 @@ class Engine:
 
     def mode(self) -> Mode:
         """How this engine runs: `line()` before the first token, `as_dict()` as data."""
-        return Mode(self.source, self.config, self.budget, self.read_report, self.isa)
+        return Mode(self.source, self.config, self.budget, self.read_report, self.isa, self._cores)
 
     def activity(self) -> list[LayerActivity]:
         """How many neurons of each layer the tokens so far activated; empty of tiles."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyneuron.config import EngineConfig
+from polyneuron.core_use import CoreUse
 from polyneuron.io.weight_reader import ReadReport
 from polyneuron.planning.budget import Budget
 from polyneuron.planning.source import ModelSource
@@ -21,6 +22,7 @@ class Mode:
     budget: Budget
     report: ReadReport
     isa: str
+    cores: CoreUse
 
     def requantised(self) -> dict[str, dict[str, float]]:
         """Error of each tensor whose values are not those of the source."""
@@ -38,11 +40,12 @@ class Mode:
     def line(self) -> str:
         """One line, before the first token."""
         npu, workers = self.config.num_npu_threads, self.config.num_workers
+        on = f" ({self.cores.note})" if self.cores.note else ""
         parts = [
             str(self.budget.mode),
             self._residency(),
             f"npu=native({npu}t, modelled, prefill)" if npu else "npu=none",
-            f"cpu {workers} {'worker' if workers == 1 else 'workers'}, {self.isa}",
+            f"cpu {workers} {'worker' if workers == 1 else 'workers'}{on}, {self.isa}",
             f"context {self.config.num_ctx}",
         ]
         if lossy := self.requantised():
@@ -106,6 +109,7 @@ class Mode:
             "mode": str(self.budget.mode),
             "predictors": self._predictors(),
             "workers": self.config.num_workers,
+            "cores": self.cores.as_dict(),
             "npu": {"backend": "native", "threads": self.config.num_npu_threads, "modelled": True},
             "isa": self.isa,
             "num_ctx": self.config.num_ctx,

@@ -10,8 +10,8 @@ from polyneuron.config import (
     EngineConfig,
     FeedForwardMode,
     Phase,
-    usable_cores,
 )
+from polyneuron.cores import Cores, this_machine
 from polyneuron.errors import ConfigError
 from polyneuron.io.ncf_format import Layout
 from polyneuron.io.predictor_file import PredictorFile
@@ -36,14 +36,22 @@ LEAST_ACTIVE_SHARE = 0.1
 """Of a layer's neurons, those a token of the sparsest models uses; others use more."""
 
 
-def resolve_config(config: EngineConfig, spec: ModelSpec) -> EngineConfig:
-    """Fill in what was left automatic, and refuse what the model or the arena cannot do."""
+def resolve_config(
+    config: EngineConfig, spec: ModelSpec, machine: Cores | None = None
+) -> EngineConfig:
+    """Fill in what was left automatic, and refuse what model, arena or machine cannot do.
+
+    `machine`: its cores; None: those of this process.
+    """
+    cores = machine or this_machine()
+    for name in ("cores", "io_cores"):
+        cores.check(getattr(config, name), name)
     if config.num_ctx > spec.context_length:
         raise ConfigError(
             f"-c {config.num_ctx}: the model was trained for {spec.context_length} positions; "
             f"give at most that"
         )
-    workers = config.num_workers or min(len(usable_cores()), MAX_EXECUTORS // 2)
+    workers = config.num_workers or min(cores.num_workers(config.cores), MAX_EXECUTORS // 2)
     automatic = max(0, min(workers, MAX_EXECUTORS - workers))
     npu_threads = automatic if config.num_npu_threads < 0 else config.num_npu_threads
     if workers + npu_threads > MAX_EXECUTORS:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from polyneuron.config import EngineConfig, FeedForwardMode
+from polyneuron.core_use import CoreUse
 from polyneuron.errors import ConfigError
 from polyneuron.io.ncf_format import Layout
 from polyneuron.io.weight_reader import ReadReport
@@ -24,7 +25,8 @@ def make_mode(folder: Path, ffn_resident: float) -> Mode:
     config = EngineConfig(num_ctx=64, num_workers=2, num_npu_threads=0, max_tokens=8)
     config = replace(config, ffn_resident=ffn_resident)
     report = ReadReport(num_bytes=0, is_direct=True, lossy={})
-    return Mode(source, config, fit(source, config, 1 << 30, 0), report, "avx2")
+    use = CoreUse(((4,), (5,)), (), (6,), "on cores 4-5, reader on core 6")
+    return Mode(source, config, fit(source, config, 1 << 30, 0), report, "avx2", use)
 
 
 class TestAskedFor:
@@ -43,6 +45,8 @@ class TestLine:
         line = mode.line()
         assert line.startswith("mode: exact · gates of 24 of 24 layers in memory · neuron cache ")
         assert "· flash what a token misses ·" in line
+        assert " · cpu 2 workers (on cores 4-5, reader on core 6), avx2 · " in line
+        assert mode.as_dict()["cores"] == {"workers": [[4], [5]], "prefill": [], "reader": [6]}
         assert "warning" not in line
         assert mode.as_dict()["warnings"] == []
 

@@ -37,7 +37,7 @@ MESSAGES = {
         prefill_io=COUNTERS, decode_io=COUNTERS, miss_rates=st.lists(FLOATS),
         batch_sizes=st.lists(st.tuples(INT32, INT32)),
     ),
-    PlaceExecutor: st.builds(PlaceExecutor, executor=INT32, unit=INT32, core=INT32),
+    PlaceExecutor: st.builds(PlaceExecutor, executor=INT32, unit=INT32, cores=st.lists(INT32)),
     ExecutorStatus: st.builds(
         ExecutorStatus, executor=INT32, pid=INT32, generation=INT32, isa=st.text(),
         cores=st.lists(INT32),
