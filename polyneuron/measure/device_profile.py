@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from polyneuron.config import usable_cores
+from polyneuron.cores import Cores, read_cores, show_cores
 from polyneuron.errors import ConfigError
 from polyneuron.io.device_probe import Pattern, ProbeCase, ProbeRow, probe_device
 from polyneuron.kernels import isa
@@ -19,7 +20,7 @@ from polyneuron.kernels.quant import StorageType, row_bytes
 from polyneuron.measure.disk_probe import MAX_SHARE, MIN_SCRATCH_BYTES, scratch_file
 from polyneuron.measure.host import Host
 from polyneuron.measure.kernel_speed import MIB, Reader, Run, arena_like_memory, bytes_per_s
-from polyneuron.measure.step_speed import cache_speed, step_speeds
+from polyneuron.measure.step_speed import Confine, cache_speed, step_speeds
 from polyneuron.planning.device import (
     DeviceKey,
     DeviceProfile,
@@ -75,14 +76,15 @@ def profile_device(
     fail. Nothing is left behind.
     """
     effort, host = effort or Effort(), host or Host()
-    cores = usable_cores()
-    kinds = core_kinds(host, cores)
+    cores = read_cores(host.root, usable_cores())
+    kinds = cores.kinds
     with _probed_file(folder, effort, host, progress) as (path, num_bytes):
         reads = tuple(_read_rows(path, num_bytes, kinds, effort, progress))
-    counts = thread_counts(min(len(cores), MAX_EXECUTORS))
-    kernels = tuple(_kernel_rows(counts, effort, progress))
-    progress("step board and neuron cache")
-    steps = tuple(step_speeds(counts, effort.step_ns))
+    counts = thread_counts(cores, MAX_EXECUTORS)
+    with _strongest_cores(cores) as confine:
+        kernels = tuple(_kernel_rows(counts, effort, progress, confine))
+        progress("step board and neuron cache")
+        steps = tuple(step_speeds(counts, effort.step_ns, confine))
     return DeviceProfile(
         device_key(folder, host), num_bytes, kinds, reads, kernels, steps, cache_speed()
     )
@@ -96,26 +98,39 @@ def device_key(folder: Path, host: Host | None = None) -> DeviceKey:
     name = host.field("proc/cpuinfo", "model name") or host.text("proc/device-tree/model")
     system = host.text("proc/sys/kernel/osrelease")
     disk = os.stat(folder).st_dev
+    cores = read_cores(host.root, usable_cores())
+    name = name or host.machine
+    if len(cores.kinds) > 1:  # as many cores of other kinds are another machine
+        name += f" ({' | '.join(map(show_cores, cores.kinds))})"
     return DeviceKey(
-        name or host.machine, len(usable_cores()), isa.active(), version("polyneuron"), system,
+        name, len(cores.ids), isa.active(), version("polyneuron"), system,
         f"{os.major(disk)}:{os.minor(disk)}",
     )  # fmt: skip
 
 
-def core_kinds(host: Host, cores: list[int]) -> tuple[tuple[int, ...], ...]:
-    """Cores that are alike by capacity and highest frequency, the strongest kind first."""
-    folder = "sys/devices/system/cpu/cpu"
-    kinds: dict[tuple[int, int], list[int]] = {}
-    for core in cores:
-        capacity = host.number(f"{folder}{core}/cpu_capacity") or 0
-        frequency = host.number(f"{folder}{core}/cpufreq/cpuinfo_max_freq") or 0
-        kinds.setdefault((capacity, frequency), []).append(core)
-    return tuple(tuple(kinds[kind]) for kind in sorted(kinds, reverse=True))
+def core_kinds(host: Host, cores: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+    """Cores that are alike by capacity or highest frequency, the strongest kind first."""
+    return read_cores(host.root, cores).kinds
 
 
-def thread_counts(most: int) -> list[int]:
-    """1, 2, 4 and so on, and the most."""
-    return sorted({1 << power for power in range(most.bit_length())} | {most})
+def thread_counts(cores: Cores, limit: int) -> list[int]:
+    """1, 2, 4 and so on, where another kind of core joins in, and the most; up to `limit`."""
+    most = min(len(cores.ids), limit)
+    joins = {count for count in cores.worker_counts() if count <= most}
+    return sorted({1 << power for power in range(most.bit_length())} | joins | {most})
+
+
+@contextmanager
+def _strongest_cores(cores: Cores) -> Iterator[Confine]:
+    """What confines this thread, and those it makes, to the so many strongest cores.
+
+    Where all are alike it does nothing: any cores are the strongest.
+    """
+    if len(cores.usual) == len(cores.ids):
+        yield lambda count: None
+        return
+    with _on_cores(cores.ids):
+        yield lambda count: os.sched_setaffinity(0, cores.order[:count])
 
 
 @contextmanager
@@ -164,7 +179,7 @@ def _read_rows(
     case_ns = effort.disk_ns // (len(cases) * len(kinds) * PASSES)
     for kind in kinds:
         progress(f"reading {show_size(num_bytes)} in {len(cases)} ways from core {kind[0]}")
-        with _on_core(kind[0]):
+        with _on_cores(kind[:1]):
             passes = [
                 probe_device(path, random.Random(seed), cases=cases, max_ns=case_ns).rows
                 for seed in range(PASSES)
@@ -182,10 +197,10 @@ def _read_speed(row: ProbeRow, core: int) -> ReadSpeed:
 
 
 @contextmanager
-def _on_core(core: int) -> Iterator[None]:
-    """This thread on one core, as an actor that reads may be."""
+def _on_cores(cores: Sequence[int]) -> Iterator[None]:
+    """This thread on these cores, as an actor may be."""
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
+    os.sched_setaffinity(0, cores)
     try:
         yield
     finally:
@@ -195,10 +210,13 @@ def _on_core(core: int) -> Iterator[None]:
 # ---- kernels
 
 
-def _kernel_rows(counts: list[int], effort: Effort, progress: Progress) -> Iterator[KernelSpeed]:
+def _kernel_rows(
+    counts: list[int], effort: Effort, progress: Progress, confine: Confine
+) -> Iterator[KernelSpeed]:
     progress(f"kernels over {show_size(effort.memory_bytes)}, up to {counts[-1]} threads")
     memory = arena_like_memory(effort.memory_bytes)
     for threads in counts:
+        confine(threads)
         share = memory.size // threads // 4096 * 4096
         parts = [memory[i * share : (i + 1) * share] for i in range(threads)]
         for storage, cols in itertools.product(effort.types, effort.widths):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -39,22 +39,30 @@ MAX_STEPS = 400
 LEAST = 0.05
 """Of all times, the share that may be quicker: others on the machine only ever add."""
 
+Confine = Callable[[int], None]
+"""Keeps this thread, and those it makes, to the cores that so many executors would have."""
+
 CACHE_NEURONS = 1 << 17
 CALL_NEURONS = 64
 CALLS = 1000
 
 
-def step_speeds(counts: Sequence[int], max_ns: int) -> list[StepSpeed]:
+def step_speeds(
+    counts: Sequence[int], max_ns: int, confine: Confine = lambda count: None
+) -> list[StepSpeed]:
     """For each number of executors, what ops cost beyond their share of the work.
 
+    `confine` is told how many before they are made, to choose their cores.
     Alone an executor is timed with ops that do nothing; several are timed with ops that round rows
     to 8 bits, and what one alone takes for that, by their number, is taken off.
     """
+    confine(1)
     with _board(1) as arena:
         nothing = _least_ns(arena, NUM_OPS, max_ns // 2, StepFlag.DRY)
         work = _least_ns(arena, NUM_OPS, max_ns // 2)
     speeds = []
     for threads in counts:
+        confine(threads)
         with _board(threads) as arena:
             step_ns = _least_ns(arena, 1, max_ns // 4, StepFlag.DRY)
             whole = _least_ns(arena, NUM_OPS, max_ns) if threads > 1 else work

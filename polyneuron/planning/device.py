@@ -121,6 +121,13 @@ class DeviceProfile:
         """What random reads all over the file give, from the fastest kind of core."""
         return _between_reads(self, read_bytes, depth)
 
+    def reading_order(self) -> tuple[int, ...]:
+        """All cores, those first whose kind does the most random reads; none if all are alike."""
+        if len(self.core_kinds) < 2:
+            return ()
+        kinds = sorted(self.core_kinds, key=lambda kind: -_reads_of(self.reads, kind))
+        return tuple(core for kind in kinds for core in kind)
+
     def layer_reads(self) -> ReadSpeed:
         """What large reads one after another give at their best."""
         rows = [row for row in self.reads if not row.is_random] or list(_widest(self.reads))
@@ -200,6 +207,11 @@ def _widest(reads: Iterable[ReadSpeed]) -> tuple[ReadSpeed, ...]:
     cores = {row.core for row in rows}
     best = max(cores, key=lambda c: (sum(r.reads_per_s for r in rows if r.core == c), -c))
     return tuple(row for row in rows if row.core == best)
+
+
+def _reads_of(reads: Iterable[ReadSpeed], kind: Sequence[int]) -> float:
+    """Random reads a second from a kind of core, all cases together."""
+    return sum(row.reads_per_s for row in reads if row.is_random and row.core in kind)
 
 
 @lru_cache(maxsize=4096)

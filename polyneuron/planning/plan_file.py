@@ -26,6 +26,12 @@ MAX_BATCH = 64
 VARIANTS = ("hot_on_npu", "matrix_barrier", "keep_neurons")
 """Keys of the table `engine` that a file need not have; fields of EngineConfig of that name."""
 
+CORE_LISTS = {
+    "cores": "executors and reader keep to these",
+    "io_cores": "best to read from first: the reader keeps to the first without a worker",
+}
+"""The same, with what is written beside them."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanFile:
@@ -44,6 +50,8 @@ class PlanFile:
     lookahead: bool
     hot_clusters: Mapping[int, int] = field(default_factory=dict)
     """Of every layer, by the number of sequences that run at once."""
+    cores: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Those of CORE_LISTS that the file names: on most machines neither."""
     variants: Mapping[str, bool] = field(default_factory=dict)
     """Those of VARIANTS that the file names: ways to run that a plan never chooses."""
 
@@ -59,6 +67,7 @@ class PlanFile:
             "queue_depth": self.queue_depth,
             "lookahead": self.lookahead,
             "hot_clusters": self._hot_by_batch(),
+            **self.cores,
             **self.variants,
         }
 
@@ -88,6 +97,7 @@ def plan_file(plan: Plan, source: ModelSource, num_ctx: int) -> PlanFile:
         FeedForwardMode(knobs.mode), knobs.workers, config.num_npu_threads, knobs.queue_depth,
         knobs.is_looking_ahead,
         {batch: choice.hot_clusters for batch, choice in plan.by_batch.items()},
+        {key: cores for key in CORE_LISTS if (cores := getattr(config, key))},
     )  # fmt: skip
 
 
@@ -98,6 +108,7 @@ def plan_text(plan: Plan, file: PlanFile) -> str:
     counted = "counted in a text" if plan.is_measured else "supposed: run polyneuron profile"
     read, mib = f"{cost.bytes_per_token / 2**20:.1f}", file.memory_bytes >> 20
     budget = f"{mib}MiB" if mib << 20 == file.memory_bytes else f"{file.memory_bytes}"
+    cores = [f"{key} = {list(ids)}  # {CORE_LISTS[key]}" for key, ids in file.cores.items()]
     hot = [f"{batch} = {count}" for batch, count in sorted(file.hot_clusters.items())]
     lines = [
         f"# How polyneuron is to run {_plain(file.model_file)}. Use it: run --plan FILE.",
@@ -119,6 +130,7 @@ def plan_text(plan: Plan, file: PlanFile) -> str:
         f"mode = {_quoted(str(file.mode))}  # dense, exact or predicted",
         f"workers = {file.num_workers}  # CPU workers",
         f"npu_threads = {file.num_npu_threads}  # of the modelled NPU, in prompts only",
+        *cores,
         f"queue_depth = {file.queue_depth}  # reads of neurons under way at once",
         f"lookahead = {_bool(file.lookahead)}  # whether reads begin before attention; predicted",
         "",
@@ -170,6 +182,7 @@ def read_plan(path: Path) -> PlanFile:
         queue_depth=engine.whole("queue_depth", 1, MAX_QUEUE_DEPTH),
         lookahead=engine.flag("lookahead"),
         hot_clusters=hot.counts(),
+        cores={key: engine.cores(key) for key in CORE_LISTS if engine.has(key)},
         variants={key: engine.flag(key) for key in VARIANTS if engine.has(key)},
     )
     for each in (table, model, memory, engine, hot):
@@ -229,6 +242,12 @@ class _Table:
     def whole(self, key: str, low: int, high: int) -> int:
         cure = f"give a whole number from {low} to {high}"
         return int(self._take(key, cure, lambda v: _is_whole(v) and low <= v <= high))
+
+    def cores(self, key: str) -> tuple[int, ...]:
+        def is_right(value: Any) -> bool:
+            return isinstance(value, list) and all(_is_whole(v) and v >= 0 for v in value)
+
+        return tuple(self._take(key, "give numbers of cores, as [4, 5]", is_right))
 
     def share(self, key: str) -> float:
         def is_share(value: Any) -> bool:

@@ -68,6 +68,8 @@ class Planner:
     limit_bytes: int
     model: CostModel
     private: Callable[[EngineConfig], int] = private_estimate
+    core_counts: tuple[int, ...] = ()
+    """Workers at which other kinds of cores join in; the most of them is the most to try."""
     _budgets: dict[tuple[str, int, int], Budget | None] = field(default_factory=dict, repr=False)
     """Laid out so far, by mode, workers and hot clusters."""
 
@@ -105,9 +107,15 @@ class Planner:
         return [str(self.source.resolve_mode(self.config.mode))]
 
     def worker_counts(self) -> list[int]:
-        """All cores first, then fewer, which leaves some to the reader and memory to weights."""
-        most = self.config.num_workers
-        return list(range(most, 0, -1)) if most <= 8 else sorted({most, most - 1, most // 2})[::-1]
+        """The usual number first: others have to be clearly better.
+
+        Fewer leave cores to the reader and memory to weights, more bring in slower cores.
+        """
+        usual = self.config.num_workers
+        most = min(max(usual, *self.core_counts, 0), MAX_EXECUTORS)
+        few = {most, most - 1, most // 2, usual - 1, *self.core_counts}
+        counts = range(1, most + 1) if most <= 8 else {n for n in few if 1 <= n <= most}
+        return [usual, *sorted(set(counts) - {usual}, reverse=True)]
 
     def _ways(self, mode: str, workers: int) -> Iterator[Choice]:
         """All that stays is hot; `_for_batch` may still predict some of it."""
@@ -136,7 +144,7 @@ class Planner:
         config = replace(
             self.config, mode=FeedForwardMode(mode), num_workers=workers,
             hot_clusters=(hot_clusters,),
-            num_npu_threads=min(self.config.num_workers, MAX_EXECUTORS - workers),
+            num_npu_threads=min(self.config.num_npu_threads, MAX_EXECUTORS - workers),
         )  # fmt: skip
         try:
             return fit(self.source, config, self.limit_bytes, self.private(config))

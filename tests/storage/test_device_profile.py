@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from polyneuron.config import usable_cores
 from polyneuron.errors import ConfigError
 from polyneuron.kernels.quant import StorageType
 from polyneuron.measure.device_profile import Effort, profile_device
 from polyneuron.measure.host import Host, Space
 from polyneuron.planning.device import DeviceProfile, Kernel
+from tests.support.core_trees import write_machine
 
 MIB = 1 << 20
 QUICK = Effort(
@@ -56,6 +60,31 @@ def test_file_is_read_and_kept(tmp_path: Path) -> None:
     assert found.probed_bytes == MIB
     assert path.read_bytes() == b"x" * MIB
     assert told[0].startswith("reading 1 MiB")
+
+
+@pytest.mark.skipif(len(usable_cores()) < 2, reason="needs two cores to tell them apart")
+def test_strongest_cores_are_timed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine whose second usable core is stronger than the others."""
+    ids = usable_cores()
+    capacities = dict.fromkeys(ids, 400) | {ids[1]: 1024}
+    write_machine(tmp_path / "board", max(ids) + 1, capacities=capacities)
+    confined: list[set[int]] = []
+    bind = os.sched_setaffinity
+
+    def note(pid: int, cores: Iterable[int]) -> None:
+        confined.append(set(cores))
+        bind(pid, cores)
+
+    monkeypatch.setattr(os, "sched_setaffinity", note)
+    found = profile_device(tmp_path, effort=QUICK, host=Host(root=tmp_path / "board"))
+    assert found.core_kinds[0] == (ids[1],) and len(found.core_kinds) == 2
+    assert {row.core for row in found.reads} == {ids[1], ids[0]}
+    order = [ids[1], ids[0], *ids[2:]]
+    for count in {row.threads for row in found.kernels}:
+        assert set(order[:count]) in confined
+    assert {row.threads for row in found.steps} == {row.threads for row in found.kernels}
+    assert found.reading_order()[:1] in {(ids[0],), (ids[1],)}
+    assert usable_cores() == ids
 
 
 def test_no_room_is_told(tmp_path: Path) -> None:

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from polyneuron.measure import device_store
+from polyneuron.cores import read_cores
+from polyneuron.measure import device_profile, device_store
 from polyneuron.measure.device_profile import core_kinds, device_key, read_cases, thread_counts
 from polyneuron.measure.device_store import load_profile, store_profile, stored_path
+from polyneuron.measure.host import Host
 from polyneuron.planning.device import DeviceProfile
+from tests.support.core_trees import snapdragon_8_gen_3
 from tests.support.fake_host import FakeHost
 from tests.support.made_up_device import make_device
 
@@ -76,8 +79,27 @@ class TestPlanOfMeasuring:
     @pytest.mark.parametrize(
         "most, counts", [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])]
     )
-    def test_thread_counts(self, most: int, counts: list[int]) -> None:
-        assert thread_counts(most) == counts
+    def test_thread_counts(self, most: int, counts: list[int], tmp_path: Path) -> None:
+        assert thread_counts(read_cores(tmp_path, range(most)), 64) == counts
+
+    @pytest.mark.parametrize("limit, counts", [(64, [1, 2, 4, 6, 8]), (6, [1, 2, 4, 6])])
+    def test_threads_are_counted_where_slower_cores_join(
+        self, limit: int, counts: list[int], tmp_path: Path
+    ) -> None:
+        cores = snapdragon_8_gen_3(tmp_path)
+        assert thread_counts(cores, limit) == counts
+
+    def test_key_tells_kinds_of_cores_apart(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        snapdragon_8_gen_3(tmp_path)
+        keys = []
+        for allowed in ([0, 1, 7], [2, 3, 4], [5, 6, 7]):
+            monkeypatch.setattr(device_profile, "usable_cores", lambda allowed=allowed: allowed)
+            keys.append(device_key(tmp_path, Host(root=tmp_path)))
+        assert [key.cores for key in keys] == [3, 3, 3]
+        assert keys[0].cpu.endswith("(7 | 0-1)") and keys[2].cpu.endswith("(7 | 5-6)")
+        assert len(set(keys)) == 3
 
     def test_cores_are_told_apart_by_strength(self, tmp_path: Path) -> None:
         folder = "sys/devices/system/cpu/cpu"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,6 +38,18 @@ class TestReads:
             row["reads_per_s"] /= 2 if row["depth"] == 64 else 1  # a busy moment
         device = DeviceProfile.from_dict(found)
         assert device.random_reads(4096, 64).reads_per_s == pytest.approx(50e3)
+
+    def test_cores_that_read_more_come_first(self) -> None:
+        """As on a OnePlus 12 (PAPER §1.14): 1076 MB/s from the big core, 762 from a little one."""
+        assert DEVICE.reading_order() == ()
+        rates = {0: 762.0, 2: 1008.0, 7: 1076.0}
+        reads = [
+            replace(row, core=core, reads_per_s=row.reads_per_s * rate)
+            for core, rate in rates.items() for row in DEVICE.reads
+        ]  # fmt: skip
+        kinds = ((0, 1), (7,), (2, 3, 4, 5, 6))
+        device = replace(DEVICE, core_kinds=kinds, reads=tuple(reads))
+        assert device.reading_order() == (7, 2, 3, 4, 5, 6, 0, 1)
 
     def test_layers_are_read_in_order(self) -> None:
         row = DEVICE.layer_reads()

@@ -64,6 +64,19 @@ class TestWritten:
         path.write_text(path.read_text().replace("ffn_resident = 1.0", "ffn_resident = 0.5"))
         assert read_plan(path).settings()["ffn_resident"] == 0.5
 
+    def test_cores_are_kept_where_they_are_told(self, plan: Plan, path: Path) -> None:
+        assert plan_file(plan, SOURCE, 1024).cores == {}
+        told = {"cores": (0, 4, 7), "io_cores": (7, 4, 0)}
+        file = replace(plan_file(plan, SOURCE, 1024), cores=told)
+        path.write_text(plan_text(plan, file))
+        assert read_plan(path) == file
+        config = EngineConfig(**file.settings())
+        assert (config.cores, config.io_cores) == ((0, 4, 7), (7, 4, 0))
+
+    def test_cores_come_from_the_configuration(self) -> None:
+        plan = make_planner(MEMORY, io_cores=(1, 0)).plan()
+        assert plan_file(plan, SOURCE, 1024).cores == {"io_cores": (1, 0)}
+
     def test_sizes_may_be_written_out(self, path: Path) -> None:
         path.write_text(path.read_text().replace('"3600MiB"', '"3GiB"'))
         assert read_plan(path).memory_bytes == 3 << 30
@@ -78,6 +91,8 @@ class TestEdited:
             ("workers = ", "colour = 1\nworkers = ", "engine.colour is not known; known here"),
             ("workers = ", "workers = 9000 #", "engine.workers is '9000'; give a whole number"),
             ("lookahead = false", "lookahead = 0", "engine.lookahead is '0'; give true or false"),
+            ("workers = ", "io_cores = 7\nworkers = ", "engine.io_cores is '7'; give numbers of"),
+            ("workers = ", "cores = [1.5]\nworkers = ", "engine.cores is '[1.5]'; give numbers"),
             ('"3600MiB"', '"much"', "memory.budget is 'much'; give bytes"),
             ('"3600MiB"', "true", "memory.budget is 'True'; give bytes"),
             ("ffn_resident = 1.0", "ffn_resident = 2", "memory.ffn_resident is '2'; give a number"),

@@ -124,6 +124,32 @@ class TestPlan:
         with pytest.raises(ConfigError, match="needs at least"):
             make_planner(300 * MIB).plan()
 
+    @pytest.mark.parametrize("gain, workers", [(2.0, 8), (1.2, 8), (1.005, 4), (0.7, 4)])
+    def test_slower_cores_join_only_where_they_gain(self, gain: float, workers: int) -> None:
+        """Four fast cores and four slow ones, which together give `gain` of the fast ones."""
+        device = make_device(cores=8)
+        fast = [replace(r, threads=4, bytes_per_s=r.bytes_per_s / 2) for r in device.kernels]
+        both = [
+            replace(row, bytes_per_s=row.bytes_per_s / 2 * gain) if row.threads == 8 else row
+            for row in device.kernels
+        ]
+        kernels = (*both, *(row for row, was in zip(fast, device.kernels, strict=True)
+                            if was.threads == 8 and was.tokens == 1))  # fmt: skip
+        device = replace(device, kernels=kernels)
+        planner = make_planner(8 << 30, shape_source("mistral-7b"), device)
+        planner = replace(
+            planner, config=replace(planner.config, num_workers=4), core_counts=(4, 8)
+        )
+        assert planner.worker_counts()[0] == 4
+        assert planner.plan().chosen.knobs.workers == workers
+
+    def test_many_cores_are_tried_where_kinds_change(self) -> None:
+        planner = make_planner(3 << 30)
+        planner = replace(
+            planner, config=replace(planner.config, num_workers=6), core_counts=(6, 14, 20)
+        )
+        assert planner.worker_counts() == [6, 20, 19, 14, 10, 5]
+
     def test_reader_gets_a_core_where_reads_are_dear(self) -> None:
         """Each read costs a core as much as computing does: one worker less is no loss."""
         device = make_device(reads_per_s=4e5, cpu_ns=3e4)
