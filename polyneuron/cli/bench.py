@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from polyneuron.cli import options
+from polyneuron.cli.core_options import core_settings
 from polyneuron.cli.options import ENGINE, OUTPUT, option
 from polyneuron.cli.progress import LoadProgress
-from polyneuron.config import EngineConfig, FeedForwardMode, Phase, usable_cores
+from polyneuron.config import EngineConfig, FeedForwardMode, Phase
+from polyneuron.cores import this_machine
 from polyneuron.errors import ConfigError
 from polyneuron.io.file_kind import is_ncf
 from polyneuron.measure.bench import BenchSettings, run_bench
@@ -50,8 +52,11 @@ def bench(
         Path | None, option("--peer-model", text="its GGUF, when MODEL is a .ncf file")
     ] = None,
     threads: Annotated[
-        int, option("--threads", "-t", "--workers", panel=ENGINE, text="0: one a usable core")
+        int, option("--threads", "-t", "--workers", panel=ENGINE, text="0: one a fast core")
     ] = 0,
+    threads_batch: options.ThreadsBatch = -1,
+    cpu_mask: options.CpuMask = "",
+    cpu_range: options.CpuRange = "",
     memory: options.Memory = "0",
     ffn_resident: options.FfnResident = -1.0,
     mode: options.Mode = FeedForwardMode.AUTO,
@@ -70,17 +75,18 @@ def bench(
     if repetitions < 1:
         raise ConfigError(f"-r {repetitions}: give 1 or more")
     if threads < 0:
-        raise ConfigError(f"-t {threads}: give 1 or more, or 0 for one a usable core")
+        raise ConfigError(f"-t {threads}: give 1 or more, or 0 for one a fast core")
     if peer not in (None, LlamaCpp.name):
         raise ConfigError(f"--peer {peer}: the only one known is {LlamaCpp.name}")
     path = locate_model(model)
     config = EngineConfig(
-        num_workers=threads, max_sequences=1, **options.budget(memory, ffn_resident, mode, model),
-        trace=options.traced(trace), trace_detail=trace_detail,
+        max_sequences=1, trace=options.traced(trace), trace_detail=trace_detail,
+        **core_settings(model, threads, threads_batch, cpu_mask, cpu_range),
+        **options.budget(memory, ffn_resident, mode, model),
     )  # fmt: skip
     if plan is not None:
         config = options.planned(config, Path(plan), model)
-    num_workers = config.num_workers or len(usable_cores())
+    num_workers = config.num_workers or this_machine().num_workers(config.cores)
     config = replace(config, num_ctx=_context(path, tests), num_workers=num_workers)
     peer_path = _peer_path(path, peer, peer_model)
     settings = BenchSettings(path, tests, repetitions, config, peer_path)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from polyneuron.config import EngineConfig, FeedForwardMode, env_name
+from polyneuron.cores import this_machine
 from polyneuron.errors import ConfigError
 from polyneuron.model.locate import locate_model
 from polyneuron.model.sampling import SETTINGS, SamplingParams
@@ -51,8 +52,24 @@ Threads = Annotated[
         "--workers",
         panel=ENGINE,
         min=0,
-        text="CPU workers; 0: one a usable core",
+        text="CPU workers; 0: one a fast core",
     ),
+]
+ThreadsBatch = Annotated[
+    int,
+    option(
+        "--threads-batch",
+        "-tb",
+        panel=ENGINE,
+        min=-1,
+        text="for prompts: the NPU executor's; -1: as -t, 0: CPU workers do",
+    ),
+]
+CpuMask = Annotated[
+    str, option("--cpu-mask", "-C", panel=ENGINE, text="cores to use, hexadecimal: f0 is 4 to 7")
+]
+CpuRange = Annotated[
+    str, option("--cpu-range", "-Cr", panel=ENGINE, text="cores to use as well, as 4-7 or 0,2,4-7")
 ]
 Memory = Annotated[
     str, option("--memory", panel=ENGINE, text="all it may take: 3GiB, 75% of the model; 0: free")
@@ -112,8 +129,8 @@ BestOf = Annotated[
 
 
 PLANNED_FLAGS = {
-    "-c": "num_ctx", "-t": "num_workers", "--memory": "memory_bytes",
-    "--ffn-resident": "ffn_resident", "--mode": "mode",
+    "-c": "num_ctx", "-t": "num_workers", "-tb": "num_npu_threads", "--memory": "memory_bytes",
+    "--ffn-resident": "ffn_resident", "--mode": "mode", "-C or -Cr": "cores",
 }  # fmt: skip
 
 
@@ -141,12 +158,15 @@ def planned(config: EngineConfig, path: Path, model: str) -> EngineConfig:
     from polyneuron.planning.source import open_source
 
     plan, plain = read_plan(path), EngineConfig()
+    settings = plan.settings()
     for flag, name in PLANNED_FLAGS.items():
-        if getattr(config, name) != getattr(plain, name):
+        if name in settings and getattr(config, name) != getattr(plain, name):
             raise ConfigError(f"{flag}: the plan {path} sets it; edit the plan, or leave one out")
     source = open_source(locate_model(model))
     check_plan(plan, path, source, HostMemory().available().num_bytes)
-    return replace(config, **plan.settings())
+    for key, cores in plan.cores.items():
+        this_machine().check(cores, f"--plan {path}: engine.{key}")
+    return replace(config, **settings)
 
 
 def traced(path: str | None) -> str | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from polyneuron.cli import options
+from polyneuron.cli.core_options import core_settings
 from polyneuron.cli.options import ENGINE, option
 from polyneuron.cli.progress import LoadProgress
 from polyneuron.config import FeedForwardMode
@@ -30,6 +31,9 @@ def perplexity(
     ] = 512,
     chunks: Annotated[int, option("--chunks", text="score the first ones only; -1: all")] = -1,
     threads: options.Threads = 0,
+    threads_batch: options.ThreadsBatch = -1,
+    cpu_mask: options.CpuMask = "",
+    cpu_range: options.CpuRange = "",
     memory: options.Memory = "0",
     ffn_resident: options.FfnResident = -1.0,
     mode: options.Mode = FeedForwardMode.AUTO,
@@ -46,7 +50,8 @@ def perplexity(
     # the half that is scored is computed token by token, as generated tokens are.
     logit_rows = 1 if mode is FeedForwardMode.PREDICTED else LOGIT_ROWS
     config = EngineConfig(
-        num_ctx=ctx_size, num_workers=threads, max_sequences=1, max_logit_rows=logit_rows,
+        num_ctx=ctx_size, max_sequences=1, max_logit_rows=logit_rows,
+        **core_settings(model, threads, threads_batch, cpu_mask, cpu_range),
         **options.budget(memory, ffn_resident, mode, model),
     )  # fmt: skip
     with (

@@ -11,6 +11,7 @@ from rich import box
 from rich.table import Table
 
 from polyneuron.cli import options
+from polyneuron.cli.core_options import core_settings
 from polyneuron.cli.options import OUTPUT, option
 from polyneuron.cli.shown import result_console
 from polyneuron.config import FeedForwardMode
@@ -31,6 +32,9 @@ def plan(
     mode: options.Mode = FeedForwardMode.AUTO,
     ctx_size: options.CtxSize = 0,
     threads: options.Threads = 0,
+    threads_batch: options.ThreadsBatch = -1,
+    cpu_mask: options.CpuMask = "",
+    cpu_range: options.CpuRange = "",
     output: Annotated[
         str | None,
         option("--output", "-o", panel=OUTPUT, text="write the plan: a TOML file for run --plan"),
@@ -40,6 +44,7 @@ def plan(
     """Show what stays in memory, what is read for each token, and how fast that can be."""
     from polyneuron.cli.plan_choice import check_plan_output, choose, expectations, write_plan
     from polyneuron.config import EngineConfig
+    from polyneuron.cores import this_machine
     from polyneuron.host_memory import HostMemory
     from polyneuron.model.locate import locate_model
     from polyneuron.planning.budget import fit_runnable, private_estimate, resolve_config
@@ -50,14 +55,16 @@ def plan(
         check_plan_output(Path(output))
     source = open_source(path)
     wanted = options.budget(memory, ffn_resident, mode, model)
-    config = EngineConfig(num_ctx=ctx_size, num_workers=threads, max_sequences=1, **wanted)
+    wanted |= core_settings(model, threads, threads_batch, cpu_mask, cpu_range)
+    config = EngineConfig(num_ctx=ctx_size, max_sequences=1, **wanted)
     config = resolve_config(config, source.spec)
     limit = config.memory_bytes or HostMemory().default_budget()
     source, budget = fit_runnable(
         source, config, limit, private_estimate(config), lambda layout: _as_run(path, layout)
     )
     rate = disk_rate(source.path) if budget.layout.is_streaming and source.can_stream else None
-    chosen = choose(source, config, budget, must_measure=output is not None)
+    counts = this_machine().worker_counts(config.cores) if not threads else ()
+    chosen = choose(source, config, budget, counts, must_measure=output is not None)
     if output is not None:
         write_plan(Path(output), chosen, open_source(path))
     if as_json:

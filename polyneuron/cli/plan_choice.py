@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from polyneuron.cli.profile_device import say
 from polyneuron.config import EngineConfig
+from polyneuron.cores import this_machine
 from polyneuron.errors import ConfigError
 from polyneuron.io.piece_writer import check_output
 from polyneuron.io.whole_file import write_whole
@@ -29,6 +30,8 @@ class Chosen:
     config: EngineConfig
     as_asked: StepCost | None
     plan: Plan | None
+    has_weaker_cores: bool = False
+    """Whether `-C` names weaker cores than those whose speed was measured."""
 
     def lines(self) -> list[str]:
         """For people."""
@@ -43,13 +46,23 @@ class Chosen:
             lines.append(f"plan: {self.plan.reason()}")
         if not self.plan.is_measured and best.hit_rate is not None:
             lines.append("how often neurons are active is supposed: polyneuron profile counts it")
+        if self.has_weaker_cores:
+            lines.append("speeds are those of the strongest cores; the ones named are slower")
         return lines
 
 
 def choose(
-    source: ModelSource, config: EngineConfig, budget: Budget, *, must_measure: bool
+    source: ModelSource,
+    config: EngineConfig,
+    budget: Budget,
+    core_counts: tuple[int, ...] = (),
+    *,
+    must_measure: bool,
 ) -> Chosen:
-    """The best plan by the machine's profile, which is measured now if it must be."""
+    """The best plan by the machine's profile, which is measured now if it must be.
+
+    `core_counts`: numbers of workers at which other kinds of cores join in, to be tried too.
+    """
     folder = source.path
     device = load_profile(folder)
     if device is None:
@@ -57,10 +70,16 @@ def choose(
             return Chosen(config, None, None)
         device = measure_and_store(folder, say)
     model = known_model(source, device, config.num_ctx)
-    planner = Planner(source, config, budget.limit_bytes, model)
+    config = replace(config, io_cores=device.reading_order())
+    planner = Planner(source, config, budget.limit_bytes, model, core_counts=core_counts)
     hot, ahead = config.hot_for(1), config.lookahead
     asked = planner.choice(budget, hot, config.queue_depth, ahead)
-    return Chosen(config, asked.cost, planner.plan())
+    best, named = this_machine().order, this_machine().chosen(config.cores)
+    kind_of = {core: index for index, kind in enumerate(device.core_kinds) for core in kind}
+    is_weaker = bool(config.cores) and any(
+        kind_of.get(one, 0) > kind_of.get(other, 0) for one, other in zip(named, best, strict=False)
+    )
+    return Chosen(config, asked.cost, planner.plan(), is_weaker)
 
 
 def check_plan_output(path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyneuron.cli import options
+from polyneuron.cli.core_options import core_settings
 from polyneuron.cli.options import DEFAULTS, OUTPUT, option
 from polyneuron.cli.progress import LoadProgress
 from polyneuron.config import (
@@ -64,6 +65,9 @@ def run(
     best_of: options.BestOf = 1,
     ctx_size: options.CtxSize = 0,
     threads: options.Threads = 0,
+    threads_batch: options.ThreadsBatch = -1,
+    cpu_mask: options.CpuMask = "",
+    cpu_range: options.CpuRange = "",
     memory: options.Memory = "0",
     ffn_resident: options.FfnResident = -1.0,
     mode: options.Mode = FeedForwardMode.AUTO,
@@ -94,9 +98,10 @@ def run(
         raise ConfigError(f"--best-of {best_of}: give 1 to {DEFAULT_REQUESTS}")
     output = RunOutput(as_json, not no_display_prompt and not as_json, verbose_prompt)
     config = EngineConfig(
-        num_ctx=ctx_size, num_workers=threads, deterministic=deterministic,
+        num_ctx=ctx_size, deterministic=deterministic,
         max_sequences=best_of, max_logit_rows=max(best_of, DEFAULT_LOGIT_ROWS),
         trace=options.traced(trace), trace_detail=trace_detail,
+        **core_settings(model, threads, threads_batch, cpu_mask, cpu_range),
         **options.budget(memory, ffn_resident, mode, model),
     )  # fmt: skip
     if plan is not None:

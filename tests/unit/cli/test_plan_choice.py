@@ -11,7 +11,7 @@ import pytest
 
 from polyneuron.cli.main import main
 from polyneuron.cli.options import planned
-from polyneuron.config import EngineConfig
+from polyneuron.config import EngineConfig, usable_cores
 from polyneuron.errors import ConfigError
 from polyneuron.io.ncf_format import Layout
 from polyneuron.measure import device_store
@@ -115,7 +115,7 @@ class TestRun:
     @pytest.mark.parametrize(
         "flag, settings",
         [("--memory", {"memory_bytes": 1 << 30}), ("--mode", {"mode": "dense"}),
-         ("-t", {"num_workers": 1}), ("-c", {"num_ctx": 32}),
+         ("-t", {"num_workers": 1}), ("-c", {"num_ctx": 32}), ("-tb", {"num_npu_threads": 1}),
          ("--ffn-resident", {"ffn_resident": 0.5})],
     )  # fmt: skip
     def test_flags_that_it_sets_are_refused(
@@ -123,6 +123,26 @@ class TestRun:
     ) -> None:
         with pytest.raises(ConfigError, match=f"^{flag}: the plan .* sets it"):
             planned(EngineConfig(**settings), plan, str(measured))
+
+    def test_cores_may_be_named_beside_it(self, measured: Path, plan: Path) -> None:
+        core = usable_cores()[0]
+        assert planned(EngineConfig(cores=(core,)), plan, str(measured)).cores == (core,)
+
+    def test_cores_it_names_are_refused(self, measured: Path, plan: Path) -> None:
+        core = usable_cores()[0]
+        edited = plan.read_text().replace("[engine]", f"[engine]\ncores = [{core}]")
+        plan.write_text(edited)
+        assert planned(EngineConfig(), plan, str(measured)).cores == (core,)
+        with pytest.raises(ConfigError, match=r"^-C or -Cr: the plan .* sets it"):
+            planned(EngineConfig(cores=(core,)), plan, str(measured))
+
+    @pytest.mark.parametrize("key", ["cores", "io_cores"])
+    def test_cores_that_are_gone_are_named(self, measured: Path, plan: Path, key: str) -> None:
+        plan.write_text(plan.read_text().replace("[engine]", f"[engine]\n{key} = [4097]"))
+        with pytest.raises(
+            ConfigError, match=rf"engine\.{key}: core 4097 does not exist or is not"
+        ):
+            planned(EngineConfig(), plan, str(measured))
 
     def test_bad_plan_ends_with_one_line(
         self, measured: Path, plan: Path, capsys: pytest.CaptureFixture[str]
