@@ -65,7 +65,10 @@ def run_bench(
         contestants: list[Contestant] = [own]
         if peer is not None and settings.peer_path is not None:
             say(f"reading weights into {peer.name}")
-            peer.open(settings.peer_path, config.num_workers, config.num_ctx)
+            peer.open(
+                settings.peer_path, config.num_workers, config.num_ctx,
+                num_threads_batch=max(0, config.num_npu_threads), cores=config.cores,
+            )  # fmt: skip
             contestants.append(peer)
         before = disk_speeds(engine)
         vocab_size = engine.spec.vocab_size

@@ -67,10 +67,24 @@ class LlamaCpp:
             return f"for want of memory: {show_size(self._cgroup.limit_bytes)} are too little"
         return f"with code {code}"
 
-    def open(self, path: Path, num_threads: int, num_ctx: int) -> None:
-        """Have it read the model, with its own defaults."""
-        repack = self._cgroup is None
-        self._ask(path=str(path.resolve()), num_threads=num_threads, num_ctx=num_ctx, repack=repack)
+    def open(
+        self,
+        path: Path,
+        num_threads: int,
+        num_ctx: int,
+        *,
+        num_threads_batch: int = 0,
+        cores: Sequence[int] = (),
+    ) -> None:
+        """Have it read the model, with its own defaults, on `cores` if some are named.
+
+        `num_threads_batch`: for prompts; 0: as many as for single tokens.
+        """
+        self._ask(
+            path=str(path.resolve()), num_threads=num_threads,
+            num_threads_batch=num_threads_batch or num_threads, cores=list(cores),
+            num_ctx=num_ctx, repack=self._cgroup is None,
+        )  # fmt: skip
 
     def run(self, phase: Phase, tokens: Sequence[int]) -> Sample:
         """Compute the tokens, all at once or one after another; nothing is sampled."""

@@ -23,7 +23,17 @@ BATCH_TOKENS = 512
 class Peer:
     """A model open in llama.cpp; all settings not named here are its own defaults."""
 
-    def __init__(self, path: str, num_threads: int, num_ctx: int, repack: bool) -> None:
+    def __init__(
+        self,
+        path: str,
+        num_threads: int,
+        num_threads_batch: int,
+        cores: list[int],
+        num_ctx: int,
+        repack: bool,
+    ) -> None:
+        if cores:  # before its threads are made
+            os.sched_setaffinity(0, cores)
         model_params = api.llama_model_default_params()
         model_params.n_gpu_layers = 0
         model_params.use_extra_bufts = repack
@@ -35,7 +45,7 @@ class Peer:
         params.n_batch = BATCH_TOKENS
         params.n_ubatch = BATCH_TOKENS
         params.n_threads = num_threads
-        params.n_threads_batch = num_threads
+        params.n_threads_batch = num_threads_batch
         self._context = api.llama_init_from_model(self._model, params)
         if not self._context:
             raise RuntimeError(f"no context of {num_ctx} positions")
