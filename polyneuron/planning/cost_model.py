@@ -40,12 +40,10 @@ class PredictorWork:
     """fc1 of one layer."""
     scores: Matrix
     """fc2 of one layer."""
-    recall: float
-    """Of neurons whose gate is above zero, those that are predicted."""
-    ratio: float
-    """Neurons predicted, by neurons whose gate is above zero."""
-    cold_ratio: float
-    """The same of the colder half of the neurons."""
+    asked: Hotness
+    """How often each neuron is named."""
+    found: Hotness
+    """How often its gate is above zero, too."""
     is_early: bool
     """Whether it reads the attention's input, so that reads can begin before attention."""
 
@@ -209,8 +207,7 @@ class _Step:
         hot, pinned = self.knobs.hot_neurons / num, self.knobs.pinned_neurons / num
         hidden = self._tiles([predictor.hidden]) if predictor.hidden else 0.0
         scores = self._tiles([predictor.scores], 1.0 - hot)
-        asked = hotness.scaled(predictor.ratio, predictor.cold_ratio)
-        found = hotness.scaled(predictor.recall, min(predictor.recall, predictor.cold_ratio))
+        asked, found = predictor.asked, predictor.found
         gate = self._row_ns(Kernel.DOT, rows.decide_type, rows.decide_row)
         gates = self._balanced(self.batch * num * (hot / IN_ORDER + asked.needed(1, hot)) * gate)
         cold = num * found.needed(1, hot)

@@ -51,8 +51,14 @@ class Hotness:
     @classmethod
     def counted(cls, gated: NDArray[np.integer], tokens: int, active_share: float) -> Self:
         """From counts (layers, neurons) over so many tokens, in any order."""
-        rates = -np.sort(-np.asarray(gated, np.float64) / max(1, tokens), axis=1)
-        return cls(_grouped(np.clip(rates, 0.0, 1.0)), active_share, is_measured=True)
+        rates = np.asarray(gated, np.float64) / max(1, tokens)
+        return cls.of_rates(rates, active_share)
+
+    @classmethod
+    def of_rates(cls, rates: NDArray[np.floating], active_share: float) -> Self:
+        """From measured shares of tokens (layers, neurons), in any order."""
+        ordered = -np.sort(-np.asarray(rates, np.float64), axis=1)
+        return cls(_grouped(np.clip(ordered, 0.0, 1.0)), active_share, is_measured=True)
 
     def scaled(self, ratio: float, cold_ratio: float) -> Self:
         """The same neurons asked for so many times as often, as by a predictor.

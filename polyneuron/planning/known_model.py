@@ -66,19 +66,32 @@ def known_predictor(source: ModelSource, hotness: Hotness) -> PredictorWork | No
 
 def predictor_work(file: PredictorFile, hotness: Hotness) -> PredictorWork:
     """What predictors cost, and what their report promises; means over the layers."""
-    layers, report = len(file.ranks), file.info.report
+    layers = len(file.ranks)
     hidden = [t for t in file.tensors.values() if t.role == "predictor.fc1"]
     scores = [t for t in file.tensors.values() if t.role in SCORES]
-    predicted, cold = _mean_of(report, "predicted"), _mean_of(report, "cold_predicted")
-    cold_needed = 2 * hotness.needed(1, 0.5)
     return PredictorWork(
         mean_matrix(hidden, layers) if hidden else None,
         mean_matrix(scores, layers),
-        recall=_mean_of(report, "recall") or USUAL_RECALL,
-        ratio=predicted / max(hotness.needed(), 1e-6) if predicted else USUAL_RATIO,
-        cold_ratio=cold / max(cold_needed, 1e-6) if cold is not None else USUAL_COLD_RATIO,
+        *named_and_active(file, hotness),
         is_early=file.info.input is PredictorInput.ATTENTION,
     )
+
+
+def named_and_active(file: PredictorFile, hotness: Hotness) -> tuple[Hotness, Hotness]:
+    """How often neurons are named, and how often they are named and active.
+
+    Older files do not tell the first neuron by neuron: then it follows from the report's means.
+    """
+    report = file.info.report
+    recall = _mean_of(report, "recall") or USUAL_RECALL
+    predicted, cold = _mean_of(report, "predicted"), _mean_of(report, "cold_predicted")
+    cold_needed = max(2 * hotness.needed(1, 0.5), 1e-6)
+    cold_ratio = cold / cold_needed if cold is not None else USUAL_COLD_RATIO
+    found = hotness.scaled(recall, min(recall, cold_ratio))
+    if file.named is not None:
+        return Hotness.of_rates(file.named, hotness.active_share), found
+    ratio = predicted / max(hotness.needed(), 1e-6) if predicted else USUAL_RATIO
+    return hotness.scaled(ratio, cold_ratio), found
 
 
 def _mean_of(report: Mapping[str, Any], name: str) -> float | None:
