@@ -13,6 +13,8 @@ static const struct kernel_table *const available[] = {
     &kernels_avx512,
     &kernels_avx2,
 #elif defined(__aarch64__)
+    &kernels_neon_i8mm,
+    &kernels_neon_dotprod,
     &kernels_neon,
 #endif
     &kernels_scalar,

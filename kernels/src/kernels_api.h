@@ -33,9 +33,10 @@ enum rope_layout {
 /* 32 activations quantised together; scale = amax / 127, sum = sum of quants. 40 bytes. */
 struct act_block { int8_t quants[32]; float scale; int32_t sum; };
 
-/* Select the table for `isa` ("scalar", "avx2", "avx512", "neon"); NULL: the one that the
- * environment names in POLYNEURON_FORCE_ISA, else the best. 0, or -1 (and nothing changes) when
- * that ISA is unknown or not available here. Called once per process, while no kernel runs. */
+/* Select the table for `isa` ("scalar", "avx2", "avx512", "neon", "neon_dotprod", "neon_i8mm");
+ * NULL: the one that the environment names in POLYNEURON_FORCE_ISA, else the best. 0, or -1 (and
+ * nothing changes) when that ISA is unknown or not available here. Called once per process, while
+ * no kernel runs. */
 int kernels_select(const char *isa);
 /* Name of the active ISA (never NULL; selects the best one on first use). */
 const char *kernels_active(void);

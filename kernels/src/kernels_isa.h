@@ -34,6 +34,8 @@ extern const struct kernel_table kernels_avx2;
 extern const struct kernel_table kernels_avx512;
 #elif defined(__aarch64__)
 extern const struct kernel_table kernels_neon;
+extern const struct kernel_table kernels_neon_dotprod;
+extern const struct kernel_table kernels_neon_i8mm;
 #endif
 
 #endif
