@@ -12,6 +12,16 @@ API_HEADERS = (
     "kernels_api.h", "engine_api.h", "io_engine_api.h", "neuron_cache_api.h", "neuron_reads_api.h",
     "trace_api.h",
 )  # fmt: skip
+COMPILE_FLAGS = [
+    "-O3",
+    "-std=c11",
+    "-D_GNU_SOURCE",
+    "-UNDEBUG",  # Python's own flags would switch every C assert off
+    "-ffp-contract=off",  # a fused multiply-add would change results between ISAs
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+]
 
 INCLUDED = ("kernels", "engine", "io_engine", "neuron_reads", "trace")
 
@@ -23,16 +33,7 @@ ffibuilder.set_source(
     sources=SOURCES,
     include_dirs=["kernels/src"],
     depends=HEADERS,
-    extra_compile_args=[
-        "-O3",
-        "-std=c11",
-        "-D_GNU_SOURCE",
-        "-UNDEBUG",  # Python's own flags would switch every C assert off
-        "-ffp-contract=off",  # a fused multiply-add would change results between ISAs
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-    ],
+    extra_compile_args=COMPILE_FLAGS,
 )
 
 if __name__ == "__main__":

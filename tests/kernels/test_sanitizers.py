@@ -9,7 +9,8 @@ import pytest
 from polyneuron.kernels import isa as isa_module
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ["dispatch.c", "pack.c", "random_rows.c", "row_tiles.c"]
+SOURCES = ["crc32c.c", "dispatch.c", "pack.c", "random_rows.c", "row_tiles.c"]
+PROGRAM = ["sanitize_main.c", "kernel_runs.c", "kernel_extremes.c"]
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 FLAGS = ["-O1", "-g", "-std=c11", "-D_GNU_SOURCE", "-ffp-contract=off", "-Wall", "-Wextra"]
 
@@ -32,14 +33,13 @@ def test_kernels_are_clean_and_equal(compiler: str, tmp_path: Path) -> None:
     folder = ROOT / "kernels" / "src"
     sources = [folder / name for name in SOURCES] + sorted(folder.glob("kernels_*.c"))
     program = tmp_path / "sanitize"
-    main = Path(__file__).with_name("sanitize_main.c")
+    sources += [Path(__file__).with_name(name) for name in PROGRAM]
     built = subprocess.run(
-        [compiler, *FLAGS, *SANITIZE, f"-I{folder}", str(main), *map(str, sources), "-lm", "-o",
-         str(program)],
+        [compiler, *FLAGS, *SANITIZE, f"-I{folder}", *map(str, sources), "-lm", "-o", str(program)],
         capture_output=True,
         text=True,
         check=False,
-    )  # fmt: skip
+    )
     assert built.returncode == 0 and built.stderr == "", built.stderr
     result = subprocess.run([program], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
