@@ -105,13 +105,15 @@ def run_compiler(command: Sequence[str]) -> None:
     assert built.returncode == 0 and built.stderr == "", built.stderr
 
 
-def run_program(cpu: Cpu, program: Path, isa: str | None) -> subprocess.CompletedProcess[str]:
+def run_program(
+    cpu: Cpu, program: Path, isa: str | None = None, *arguments: str
+) -> subprocess.CompletedProcess[str]:
     """Run it on `cpu` with the kernels of `isa`; None: with those it chooses."""
     environment = {k: v for k, v in os.environ.items() if k != FORCE_VARIABLE}
     if isa is not None:
         environment[FORCE_VARIABLE] = isa
     return subprocess.run(
-        cpu.command(program),
+        [*cpu.command(program), *arguments],
         env=environment,
         capture_output=True,
         text=True,

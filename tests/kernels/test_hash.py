@@ -61,31 +61,33 @@ def builders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pro
     yield {machine: ProgramBuilder(machine, folder) for machine in {*MACHINES, NATIVE.machine}}
 
 
-@pytest.fixture(scope="module")
-def hash_programs(builders: dict[str, ProgramBuilder]) -> HashPrograms:
-    """The program that hashes all results, by machine."""
-    return HashPrograms(builders)
+class Programs:
+    """One program by machine, built when first asked for: a missing compiler skips only its rows."""
 
-
-class HashPrograms:
-    """Built when first asked for, so that a missing compiler skips only what needs it."""
-
-    def __init__(self, builders: dict[str, ProgramBuilder]) -> None:
+    def __init__(self, builders: dict[str, ProgramBuilder], sources: list[Path]) -> None:
         self._builders = builders
+        self._sources = sources
         self._built: dict[str, Path] = {}
 
     def on(self, machine: str) -> Path:
         if machine not in self._built:
-            names = ("hash_main.c", "kernel_runs.c", "kernel_extremes.c")
-            sources = [*kernel_sources(), *(TEST_FOLDER / name for name in names)]
-            self._built[machine] = self._builders[machine].build("hash", sources)
+            name = self._sources[0].stem
+            self._built[machine] = self._builders[machine].build(name, self._sources)
         return self._built[machine]
 
-    def result(self, cpu: Cpu, isa: str | None) -> list[str]:
-        """Instruction set, number of results and hash, as the program prints them."""
-        ran = run_program(cpu, self.on(cpu.machine), isa)
-        assert ran.returncode == 0, ran.stdout + ran.stderr
-        return ran.stdout.split()
+
+@pytest.fixture(scope="module")
+def hash_programs(builders: dict[str, ProgramBuilder]) -> Programs:
+    """The program that hashes the results of all kernels."""
+    names = ("hash_main.c", "kernel_runs.c", "kernel_extremes.c")
+    return Programs(builders, [*(TEST_FOLDER / name for name in names), *kernel_sources()])
+
+
+def kernel_hash(programs: Programs, cpu: Cpu, isa: str | None) -> list[str]:
+    """Instruction set, number of results and hash, as the program prints them."""
+    ran = run_program(cpu, programs.on(cpu.machine), isa)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout.split()
 
 
 def ids(rows: list[tuple[Cpu, str]]) -> list[str]:
@@ -93,22 +95,20 @@ def ids(rows: list[tuple[Cpu, str]]) -> list[str]:
 
 
 @pytest.mark.parametrize(("cpu", "isa"), TABLES, ids=ids(TABLES))
-def test_every_table_has_the_hash_of_scalar(
-    hash_programs: HashPrograms, cpu: Cpu, isa: str
-) -> None:
-    result = hash_programs.result(cpu, isa)
+def test_every_table_has_the_hash_of_scalar(hash_programs: Programs, cpu: Cpu, isa: str) -> None:
+    result = kernel_hash(hash_programs, cpu, isa)
     print(f"\n{cpu.name:20} {result[0]:13} {result[1]} results, hash {result[2]}", end="")
     assert result[0] == isa
-    assert result[1:] == hash_programs.result(NATIVE, "scalar")[1:]
+    assert result[1:] == kernel_hash(hash_programs, NATIVE, "scalar")[1:]
 
 
 @pytest.mark.parametrize(("cpu", "isa"), CHOSEN, ids=ids(CHOSEN))
-def test_a_cpu_gets_its_best_table(hash_programs: HashPrograms, cpu: Cpu, isa: str) -> None:
-    assert hash_programs.result(cpu, None)[0] == isa
+def test_a_cpu_gets_its_best_table(hash_programs: Programs, cpu: Cpu, isa: str) -> None:
+    assert kernel_hash(hash_programs, cpu, None)[0] == isa
 
 
 @pytest.mark.parametrize(("cpu", "isa"), REFUSED, ids=ids(REFUSED))
-def test_a_cpu_refuses_what_it_lacks(hash_programs: HashPrograms, cpu: Cpu, isa: str) -> None:
+def test_a_cpu_refuses_what_it_lacks(hash_programs: Programs, cpu: Cpu, isa: str) -> None:
     ran = run_program(cpu, hash_programs.on(cpu.machine), isa)
     assert (ran.returncode, ran.stdout) == (2, "not available here\n")
 
@@ -118,5 +118,20 @@ def test_neuron_cache_keeps_its_rules(builders: dict[str, ProgramBuilder], cpu: 
     sources = [*sorted(KERNEL_FOLDER.glob("neuron_cache*.c")), KERNEL_FOLDER / "wait.c"]
     main = TEST_FOLDER / "neuron_cache_sanitize_main.c"
     program = builders[cpu.machine].build("neuron_cache", [main, *sources])
-    ran = run_program(cpu, program, None)
+    ran = run_program(cpu, program)
     assert (ran.returncode, ran.stdout) == (0, "no rule broken\n"), ran.stdout + ran.stderr
+
+
+@pytest.fixture(scope="module")
+def step_programs(builders: dict[str, ProgramBuilder]) -> Programs:
+    """The whole library, and steps on its board."""
+    return Programs(builders, [TEST_FOLDER / "engine_main.c", *KERNEL_FOLDER.glob("*.c")])
+
+
+@pytest.mark.parametrize("num_executors", ["2", "5"])
+@pytest.mark.parametrize("cpu", [NATIVE, CORTEX_A53, ARM_MAX], ids=lambda cpu: cpu.name)
+def test_steps_have_one_hash(step_programs: Programs, cpu: Cpu, num_executors: str) -> None:
+    ran = run_program(cpu, step_programs.on(cpu.machine), None, num_executors)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    alone = run_program(NATIVE, step_programs.on(NATIVE.machine), "scalar", "2")
+    assert ran.stdout.split()[1] == alone.stdout.split()[1]
