@@ -11,6 +11,15 @@ if TYPE_CHECKING:
 
 FORCE_VARIABLE = "POLYNEURON_FORCE_ISA"
 
+NEEDS = {
+    "avx512": "AVX-512 with VNNI",
+    "avx2": "AVX2 and F16C",
+    "neon_i8mm": "the int8 matrix instructions of ARMv8.6 (i8mm)",
+    "neon_dotprod": "the dot-product instructions of ARMv8.2",
+    "neon": "64-bit NEON",
+}
+"""What a CPU must have for each set of kernels; `scalar` needs nothing."""
+
 _is_selected = False
 
 

@@ -47,16 +47,26 @@ def _is_held_low(host: Host, core: int) -> bool:
     return is_slow and host.text(f"{folder}/scaling_driver") not in GOVERNED_BY_FIRMWARE
 
 
-def check_isa(host: Host, active: Callable[[], str] = isa.active) -> Check:
-    """The instruction set whose kernels will run."""
+def check_isa(
+    host: Host,
+    active: Callable[[], str] = isa.active,
+    supported: Callable[[], list[str]] = isa.supported,
+    built: Callable[[], list[str]] = isa.built,
+) -> Check:
+    """The instruction set whose kernels will run, and those that would be better."""
     try:
         name = active()
     except ConfigError as error:
         return problem("ISA", str(error), f"unset {isa.FORCE_VARIABLE}")
+    best = supported()[0]
+    if name != best:
+        found = f"{name} as {isa.FORCE_VARIABLE} asks, though this CPU has {best}"
+        return warning("ISA", found, f"unset {isa.FORCE_VARIABLE}")
+    better = built()[: built().index(name)]
+    cure = "; ".join(f"{other} would run on a CPU with {isa.NEEDS[other]}" for other in better)
     if name == "scalar":
-        cure = "a CPU with AVX2 or with NEON dot products is several times faster"
-        return warning("ISA", "portable kernels only", cure)
-    return ok("ISA", name)
+        return warning("ISA", "scalar, portable kernels only: several times slower", cure)
+    return ok("ISA", f"{name}, the best of this build" if not better else name, cure)
 
 
 def check_cores(host: Host) -> Check:

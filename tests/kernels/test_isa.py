@@ -65,3 +65,7 @@ def test_selecting_by_name(isa: str) -> None:
 def test_scalar_is_always_built_last() -> None:
     assert isa_module.built()[-1] == "scalar"
     assert "scalar" in isa_module.supported()
+
+
+def test_doctor_can_say_what_each_needs() -> None:
+    assert {*isa_module.built()} - {"scalar"} <= isa_module.NEEDS.keys()

@@ -276,9 +276,23 @@ class TestOtherFacts:
         assert line.status is status
         assert cure in line.cure and bool(line.cure) == bool(cure)
 
-    @pytest.mark.parametrize(("name", "status"), [("avx2", OK), ("scalar", WARNING)])
-    def test_isa(self, tmp_path: Path, name: str, status: Status) -> None:
-        assert check_isa(FakeHost(tmp_path).make(), lambda: name).status is status
+    @pytest.mark.parametrize(
+        ("name", "supported", "status", "cure"),
+        [
+            ("avx512", ["avx512", "avx2", "scalar"], OK, ""),
+            ("avx2", ["avx2", "scalar"], OK, "avx512 would run on a CPU with AVX-512 with VNNI"),
+            ("scalar", ["scalar"], WARNING, "avx2 would run on a CPU with AVX2 and F16C"),
+            ("avx2", ["avx512", "avx2", "scalar"], WARNING, "unset POLYNEURON_FORCE_ISA"),
+        ],
+    )
+    def test_isa(
+        self, tmp_path: Path, name: str, supported: list[str], status: Status, cure: str
+    ) -> None:
+        built = ["avx512", "avx2", "scalar"]
+        host = FakeHost(tmp_path).make()
+        line = check_isa(host, lambda: name, lambda: supported, lambda: built)
+        assert line.status is status and line.found.startswith(name)
+        assert line.cure.endswith(cure) and bool(line.cure) == bool(cure)
 
     def test_forced_isa_that_is_not_there(self, tmp_path: Path) -> None:
         def active() -> NoReturn:
