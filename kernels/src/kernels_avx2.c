@@ -33,6 +33,7 @@ ALWAYS_INLINE vi load_u8(const uint8_t *from)
 #include "lanes_dot.h"
 #include "lanes_terms.h"
 #include "lanes_rows.h"
+#include "lanes_lookup.h"
 #include "lanes_attention.h"
 
 static int supported_avx2(void)
@@ -94,6 +95,7 @@ const struct kernel_table kernels_avx2 = {
     .supported = supported_avx2,
     .quantize_acts = quantize_acts_avx2,
     .matmul_tiles = matmul_tiles_avx2,
+    .gather_row = gather_row_lanes,
     .dot_rows = dot_rows_lanes,
     .axpy_rows = axpy_rows_lanes,
     .rmsnorm_f32 = rmsnorm_lanes,
@@ -103,6 +105,7 @@ const struct kernel_table kernels_avx2 = {
     .exp_f32 = exp_lanes,
     .softmax_f32 = softmax_lanes,
     .argmax_f32 = argmax_lanes,
+    .top_k_f32 = top_k_lanes,
     .kv_write = kv_write_lanes,
     .attention_heads = attention_heads_lanes,
 };

@@ -22,6 +22,7 @@ ALWAYS_INLINE void store_f16(uint16_t *to, vf value)
 #include "avx512_rows.h"
 #include "lanes_dot.h"
 #include "lanes_rows.h"
+#include "lanes_lookup.h"
 #include "lanes_attention.h"
 
 static int supported_avx512(void)
@@ -65,6 +66,7 @@ const struct kernel_table kernels_avx512 = {
     .supported = supported_avx512,
     .quantize_acts = quantize_acts_avx512,
     .matmul_tiles = matmul_tiles_avx512,
+    .gather_row = gather_row_lanes,
     .dot_rows = dot_rows_lanes,
     .axpy_rows = axpy_rows_lanes,
     .rmsnorm_f32 = rmsnorm_lanes,
@@ -74,6 +76,7 @@ const struct kernel_table kernels_avx512 = {
     .exp_f32 = exp_lanes,
     .softmax_f32 = softmax_lanes,
     .argmax_f32 = argmax_lanes,
+    .top_k_f32 = top_k_lanes,
     .kv_write = kv_write_lanes,
     .attention_heads = attention_heads_lanes,
 };

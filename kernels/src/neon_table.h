@@ -6,11 +6,13 @@
 #include "neon_rows.h"
 #include "lanes_dot.h"
 #include "lanes_rows.h"
+#include "lanes_lookup.h"
 #include "lanes_attention.h"
 
 #define NEON_KERNELS                                  \
     .quantize_acts = quantize_acts_neon,              \
     .matmul_tiles = matmul_tiles_neon,                \
+    .gather_row = gather_row_lanes,                   \
     .dot_rows = dot_rows_lanes,                       \
     .axpy_rows = axpy_rows_lanes,                     \
     .rmsnorm_f32 = rmsnorm_lanes,                     \
@@ -20,6 +22,7 @@
     .exp_f32 = exp_lanes,                             \
     .softmax_f32 = softmax_lanes,                     \
     .argmax_f32 = argmax_lanes,                       \
+    .top_k_f32 = top_k_lanes,                         \
     .kv_write = kv_write_lanes,                       \
     .attention_heads = attention_heads_lanes
 

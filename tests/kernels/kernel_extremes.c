@@ -123,7 +123,26 @@ static void run_halves(void)
         sum[i] = -0.0f;
     axpy_rows(STORAGE_F16, sum, halves, 0, NULL, &one, 1, NUM_HALVES);
     take_floats("axpy_rows", sum, NUM_HALVES);
+    for (size_t row = 0; row < 32; row++) {
+        float *gathered = heap(NUM_HALVES / 32 * sizeof *gathered);
+        gather_row(STORAGE_F16, gathered, halves, NUM_HALVES / 32, row);
+        take_floats("gather_row", gathered, NUM_HALVES / 32);
+    }
     free(halves);
+}
+
+/* Many candidates of few values: ranks are by index, and some come late. */
+static void run_ties(size_t n, size_t k)
+{
+    float *x = heap(n * sizeof *x);
+    for (size_t i = 0; i < n; i++)
+        x[i] = i % 5 == 4 ? NAN : special(i * i % NUM_SPECIALS);
+    uint32_t *ids = heap(k * sizeof *ids);
+    float *values = heap(k * sizeof *values);
+    top_k_f32(ids, values, x, n, k);
+    take_result("top_k_f32", ids, k * sizeof *ids);
+    take_floats("top_k_f32", values, k);
+    free(x);
 }
 
 /* All quants of weights and activations at an end of their range, scales of one. */
@@ -170,6 +189,8 @@ void run_extremes(void)
     run_floats();
     run_rankings();
     run_halves();
+    for (size_t k = 0; k <= 1000; k = 3 * k + 1)
+        run_ties(1000, k);
     for (int type = STORAGE_Q8; type <= STORAGE_Q1; type++)
         for (size_t q = 0; q < sizeof quants; q++)
             for (size_t num_tokens = 1; num_tokens <= 5; num_tokens++)
