@@ -1,5 +1,6 @@
-/* Integer products of two tokens and more by the matrix instruction: 8 columns of 2 rows times 8
- * columns of 2 tokens, twice the products of a dot-product instruction. */
+/* Integer products of four tokens by the matrix instruction: 8 columns of 2 rows times 8 columns of
+ * 2 tokens, twice the products of a dot-product instruction. For fewer tokens the words that must
+ * be zipped first cost more instructions than that saves. */
 #ifndef POLYNEURON_NEON_I8MM_H
 #define POLYNEURON_NEON_I8MM_H
 
@@ -43,7 +44,7 @@ ALWAYS_INLINE void block_isum(const int type, const int tokens,
                               int32x4_t isum[MAX_TILE_TOKENS][RUN_REGISTERS],
                               const uint8_t *quants, const struct act_block *x, size_t num_blocks)
 {
-    if (tokens < 2) {
+    if (tokens < MAX_TILE_TOKENS) {
         block_isum_dotprod(type, tokens, isum, quants, x, num_blocks);
         return;
     }

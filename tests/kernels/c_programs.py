@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,19 +42,32 @@ class Cpu:
 
     machine: str
     model: str = ""
+    min_qemu: tuple[int, int] = (0, 0)
+    """The first version of qemu that imitates it with all that it has."""
 
     @property
     def name(self) -> str:
         return f"{self.machine} {self.model or 'native'}"
 
     def command(self, program: Path) -> list[str]:
-        """How `program` is run on it; skips the test where there is no qemu."""
+        """How `program` is run on it; skips the test where there is no qemu that can."""
         if not self.model:
             return [str(program)]
         qemu = shutil.which(f"qemu-{self.machine}")
         if qemu is None:
             pytest.skip(f"no qemu-{self.machine} on the path: apt install qemu-user")
+        if qemu_version(qemu) < self.min_qemu:
+            pytest.skip(f"{qemu} is older than {self.min_qemu[0]}.{self.min_qemu[1]}")
         return [qemu, "-cpu", self.model, str(program)]
+
+
+@cache
+def qemu_version(qemu: str) -> tuple[int, int]:
+    """Of a qemu program, as it says itself."""
+    said = subprocess.run([qemu, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"version (\d+)\.(\d+)", said)
+    assert found, said
+    return int(found[1]), int(found[2])
 
 
 class ProgramBuilder:

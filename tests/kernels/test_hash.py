@@ -22,10 +22,11 @@ from tests.kernels.c_programs import (
 )
 
 NATIVE = Cpu(platform.machine())
-CORTEX_A53, CORTEX_A76, ARM_MAX = (
-    Cpu("aarch64", model) for model in ("cortex-a53", "cortex-a76", "max")
-)
-HASWELL, NEHALEM = Cpu("x86_64", "Haswell"), Cpu("x86_64", "Nehalem")
+CORTEX_A53 = Cpu("aarch64", "cortex-a53")
+CORTEX_A76 = Cpu("aarch64", "cortex-a76", min_qemu=(7, 1))
+ARM_MAX = Cpu("aarch64", "max", min_qemu=(6, 1))
+HASWELL = Cpu("x86_64", "Haswell", min_qemu=(7, 2))
+NEHALEM = Cpu("x86_64", "Nehalem")
 
 TABLES = [
     *((NATIVE, name) for name in isa_module.supported()),
