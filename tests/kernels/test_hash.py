@@ -63,7 +63,7 @@ def builders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pro
 
 
 class Programs:
-    """One program by machine, built when first asked for: a missing compiler skips only its rows."""
+    """One program by machine, built when asked for: a missing compiler skips only its rows."""
 
     def __init__(self, builders: dict[str, ProgramBuilder], sources: list[Path]) -> None:
         self._builders = builders
