@@ -65,6 +65,7 @@ def check_isa(
     better = built()[: built().index(name)]
     cure = "; ".join(f"{other} would run on a CPU with {isa.NEEDS[other]}" for other in better)
     if name == "scalar":
+        cure = cure or f"kernels are tuned for {' and '.join(FAST_MACHINES)}"
         return warning("ISA", "scalar, portable kernels only: several times slower", cure)
     return ok("ISA", f"{name}, the best of this build" if not better else name, cure)
 

@@ -294,6 +294,14 @@ class TestOtherFacts:
         assert line.status is status and line.found.startswith(name)
         assert line.cure.endswith(cure) and bool(line.cure) == bool(cure)
 
+    def test_isa_of_a_machine_without_kernels_of_its_own(self, tmp_path: Path) -> None:
+        def only_scalar() -> list[str]:
+            return ["scalar"]
+
+        host = FakeHost(tmp_path, machine="riscv64").make()
+        line = check_isa(host, lambda: "scalar", only_scalar, only_scalar)
+        assert (line.status, line.cure) == (WARNING, "kernels are tuned for x86_64 and aarch64")
+
     def test_forced_isa_that_is_not_there(self, tmp_path: Path) -> None:
         def active() -> NoReturn:
             raise ConfigError("POLYNEURON_FORCE_ISA=mmx: not available")
