@@ -1,0 +1,181 @@
+"""Scenario files: read, completed by the profiles they name, checked (docs/SCENARIOS.md)."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from polyneuron.errors import ConfigError
+from polyneuron.scenarios.disturbance import Disturbance
+from polyneuron.scenarios.engine_settings import EngineSettings
+from polyneuron.scenarios.expectation import AT, Expectation, Player
+from polyneuron.scenarios.included import included
+from polyneuron.scenarios.script_table import ScriptTable
+from polyneuron.scenarios.workload import Request
+
+SCRIPT_KEYS = (
+    "name", "about", "seed", "players", "device", "model", "activity", "engine", "requests",
+    "events", "expect", "sweep",
+)  # fmt: skip
+MAX_SEED = (1 << 32) - 1
+NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One scenario, checked."""
+
+    path: Path
+    name: str
+    about: str
+    seed: int
+    players: tuple[Player, ...]
+    device: Mapping[str, Any]
+    """The profile's tables with the scenario's own keys over them; `profile` names it. Of the
+    profile "here" nothing else is known: the device is to be measured."""
+    model: Mapping[str, Any]
+    """The shape's tables with the scenario's own keys over them; `shape` names it."""
+    activity: Mapping[str, Any]
+    engine: EngineSettings
+    requests: tuple[Request, ...]
+    """One for each client, in the file's order."""
+    events: tuple[Disturbance, ...]
+    expectations: tuple[Expectation, ...]
+    sweep: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Dotted key -> the values it takes."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Dotted key -> what the command line or a sweep put in its place."""
+
+    def where(self, table: str) -> str:
+        """How a message about one of the plain tables begins."""
+        return f"{self.path}: {table}"
+
+    def points(self) -> Iterator[tuple[str, Script]]:
+        """Each point of the sweep with the word that names it; one, without a name, of none."""
+        if not self.sweep:
+            yield "", self
+            return
+        for values in itertools.product(*self.sweep.values()):
+            point = dict(zip(self.sweep, values, strict=True))
+            yield ",".join(map(str, values)), load_script(self.path, {**self.overrides, **point})
+
+
+def load_script(path: Path, overrides: Mapping[str, Any] | None = None) -> Script:
+    """Read and check a scenario; `overrides` are dotted keys with other values.
+
+    ConfigError names the file, the key and what was expected.
+    """
+    changes = dict(overrides or {})
+    document = read_toml(path)
+    for dotted, value in changes.items():
+        put(document, dotted, value, str(path))
+    return _parse(path, ScriptTable(document, str(path)), changes)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file's tables; ConfigError names the file, and the line of a slip."""
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not TOML: it is not UTF-8 text") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; give a scenario's file") from None
+
+
+def put(document: dict[str, Any], dotted: str, value: Any, where: str) -> None:
+    """Set a dotted key; a number in it counts the tables of a list, from 0."""
+    *parents, last = dotted.split(".")
+    place: Any = document
+    for part in parents:
+        if isinstance(place, dict):
+            place = place.setdefault(part, {})
+        else:
+            place = place[_index(place, part, dotted, where)]
+    if isinstance(place, dict):
+        place[last] = value
+    else:
+        place[_index(place, last, dotted, where)] = value
+
+
+def _index(place: Any, part: str, dotted: str, where: str) -> int:
+    """A part of a dotted key as a place in a list."""
+    if not isinstance(place, list):
+        raise ConfigError(f"{where}: {dotted}: there is no table to set {part} in")
+    if not part.isdecimal() or int(part) >= len(place):
+        raise ConfigError(f"{where}: {dotted}: {part} is none of its {len(place)} entries, from 0")
+    return int(part)
+
+
+def _parse(path: Path, table: ScriptTable, overrides: Mapping[str, Any]) -> Script:
+    table.only(SCRIPT_KEYS)
+    requests = [request for row in table.tables("requests") for request in Request.from_table(row)]
+    if not requests:
+        table.refuse("requests", "missing; give at least one table [[requests]]")
+    sweep = _sweep(table.table("sweep"))
+    expectations = [Expectation.from_table(row) for row in table.tables("expect")]
+    _check_points(table, expectations, sweep)
+    return Script(
+        path=path,
+        name=_name(path, table),
+        about=table.text("about", ""),
+        seed=table.whole("seed", 1, 0, MAX_SEED),
+        players=_players(table),
+        device=included("devices", "profile", table.table("device"), path),
+        model=included("models", "shape", table.table("model"), path),
+        activity=table.table("activity").values,
+        engine=EngineSettings.from_table(table.table("engine")),
+        requests=tuple(requests),
+        events=tuple(Disturbance.from_table(row) for row in table.tables("events")),
+        expectations=tuple(expectations),
+        sweep=sweep,
+        overrides=overrides,
+    )
+
+
+def _name(path: Path, table: ScriptTable) -> str:
+    name = table.text("name")
+    if not NAME.fullmatch(name):
+        table.refuse("name", f"is {name!r}: give small letters, digits and _")
+    if name != path.stem:
+        table.refuse("name", f"is {name!r}, the file is {path.name}: they must be alike")
+    return name
+
+
+def _players(table: ScriptTable) -> tuple[Player, ...]:
+    words = table.words("players") if table.has("players") else list(Player)
+    if not words:
+        table.refuse("players", "is empty: give simulate, replay or both")
+    found = [
+        ScriptTable({"players": word}, table.where).choice("players", Player) for word in words
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def _sweep(table: ScriptTable) -> dict[str, tuple[Any, ...]]:
+    for key in table.values:
+        if key.partition(".")[0] not in SCRIPT_KEYS or key.partition(".")[0] == "sweep":
+            table.refuse(key, 'not a key of a scenario; write "engine.memory" = [...]')
+        if not table.words(key):
+            table.refuse(key, "is empty: give the values it takes")
+    return {key: tuple(values) for key, values in table.values.items()}
+
+
+def _check_points(
+    table: ScriptTable, expectations: list[Expectation], sweep: Mapping[str, tuple[Any, ...]]
+) -> None:
+    """Refuse figures of sweep points that do not exist."""
+    points = {",".join(map(str, values)) for values in itertools.product(*sweep.values())}
+    for index, expectation in enumerate(expectations):
+        for figure in filter(None, (expectation.figure, expectation.over)):
+            point = figure.partition(AT)[2]
+            if AT in figure and point not in points:
+                known = ", ".join(sorted(points - {""})) or "none"
+                row = ScriptTable({}, table.where, f"expect[{index}]")
+                row.refuse("figure", f"{figure}: the sweep has no such point; it has: {known}")
