@@ -26,7 +26,7 @@ def known_names(folder: str) -> list[str]:
 def included(folder: str, key: str, table: ScriptTable, script: Path) -> Mapping[str, Any]:
     """The table of a scenario, over the tables of the file that its `key` names.
 
-    A name stands for a file of the package; what ends in .toml is a path from the scenario's folder.
+    A name stands for a file of the package; .toml is a path from the scenario's folder.
     """
     if not table.has(key):
         return dict(table.values)

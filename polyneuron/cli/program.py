@@ -14,14 +14,16 @@ from polyneuron.cli.inspect import inspect
 from polyneuron.cli.perplexity import perplexity
 from polyneuron.cli.plan import plan
 from polyneuron.cli.profile import profile
+from polyneuron.cli.replay import replay
 from polyneuron.cli.run import run
+from polyneuron.cli.simulate import simulate
 from polyneuron.cli.synth import synth
 from polyneuron.cli.trace import trace
 from polyneuron.cli.verify import verify
 
 COMMANDS: tuple[Callable[..., Any], ...] = (
     run, plan, profile, perplexity, bench, inspect, convert, synth, verify,
-    trace, doctor,
+    simulate, replay, trace, doctor,
 )  # fmt: skip
 # BadParameter < UsageError < ClickException, of whichever click this typer brings.
 UsageFault: type[Exception] = typer.BadParameter.__mro__[2]
@@ -35,8 +37,11 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings=_HELP,
 )
+# Keys of a scenario are options that no table of options can know: --engine.memory=7GiB.
+_WITH_KEYS = {**_HELP, "ignore_unknown_options": True}
 for command in COMMANDS:
-    app.command(context_settings=_HELP)(command)
+    settings = _WITH_KEYS if command in (simulate, replay) else _HELP
+    app.command(context_settings=settings)(command)
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,33 @@
+"""`polyneuron simulate`: scenarios in model time."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from polyneuron.cli import options, playing
+from polyneuron.cli.options import option
+
+MAX_JOBS = 1024
+
+
+def simulate(
+    words: playing.Words = None,
+    seed: playing.Seed = -1,
+    seeds: playing.Seeds = 1,
+    jobs: Annotated[
+        int, option("--jobs", "-j", min=1, max=MAX_JOBS, text="processes for sweeps and seeds")
+    ] = 1,
+    trace: playing.Trace = None,
+    list_library: playing.List = False,
+    as_json: options.Json = False,
+) -> None:
+    """Play scenarios in model time: the engine's policies on a device's cost model."""
+    from polyneuron.scenarios.expectation import Player
+    from polyneuron.scenarios.playing import play_all
+
+    if list_library:
+        playing.show_library(Player.SIMULATE, as_json=as_json)
+        return
+    playing.check_trace(trace)
+    plays = playing.load_plays(words or [], Player.SIMULATE, seed, seeds)
+    playing.show_results(play_all(plays, Player.SIMULATE, jobs, trace), as_json=as_json)

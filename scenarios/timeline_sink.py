@@ -1,0 +1,42 @@
+"""Where a player tells what happened: lines in order of time, hashed, and kept if wanted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Protocol
+
+
+class TimelineSink(Protocol):
+    """Takes events in any order of time."""
+
+    def emit(self, t_ns: int, actor: str, event: str, **keys: Any) -> None:
+        """Tell an event; keys are whole numbers, short words, flags, and floats where said."""
+
+
+class KeptTimeline:
+    """Events of one run in memory; equal runs give equal bytes."""
+
+    def __init__(self) -> None:
+        self._events: list[tuple[int, dict[str, Any]]] = []
+
+    def emit(self, t_ns: int, actor: str, event: str, **keys: Any) -> None:
+        """As `TimelineSink`."""
+        self._events.append((t_ns, {"actor": actor, "event": event, **keys}))
+
+    def lines(self) -> list[str]:
+        """One JSON object a line, by time; events of one moment in the order they were told."""
+        ordered = sorted(self._events, key=lambda told: told[0])
+        return [
+            json.dumps({"t_ns": t_ns, "seq": seq, **keys}, separators=(",", ":"))
+            for seq, (t_ns, keys) in enumerate(ordered)
+        ]
+
+    def text(self) -> bytes:
+        """The file's bytes."""
+        return "".join(f"{line}\n" for line in self.lines()).encode()
+
+
+def sha256_of(text: bytes) -> str:
+    """What names a timeline's bytes."""
+    return hashlib.sha256(text).hexdigest()
