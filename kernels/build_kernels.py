@@ -10,7 +10,7 @@ HEADERS = sorted(path.relative_to(ROOT.parent).as_posix() for path in (ROOT / "s
 # Declarations only: cffi parses no preprocessor.
 API_HEADERS = (
     "kernels_api.h", "engine_api.h", "io_engine_api.h", "neuron_cache_api.h", "neuron_reads_api.h",
-    "trace_api.h",
+    "simulation_api.h", "trace_api.h",
 )  # fmt: skip
 COMPILE_FLAGS = [
     "-O3",
@@ -29,7 +29,10 @@ ffibuilder = FFI()
 ffibuilder.cdef("\n".join((ROOT / "src" / name).read_text() for name in API_HEADERS))
 ffibuilder.set_source(
     "polyneuron.kernels._kernels",
-    "\n".join(f'#include "{name}.h"' for name in INCLUDED),
+    "".join(
+        f'#include "{name}.h"\n'
+        for name in ("kernels", "engine", "io_engine", "neuron_reads", "simulation", "trace")
+    ),
     sources=SOURCES,
     include_dirs=["kernels/src"],
     depends=HEADERS,

@@ -1,0 +1,235 @@
+/* One step of the simulated engine, layer by layer. */
+#include "simulation.h"
+
+#include <string.h>
+
+#include "neuron_cache_api.h"
+
+struct unit_use { /* the sequences that use an expert in this layer */
+    uint32_t n;
+    uint32_t sequences[64];
+};
+
+static uint32_t num_units(const struct simulation *simulation) {
+    return simulation->num_layers * simulation->experts.num_experts;
+}
+
+static uint64_t *bits_of(const struct simulation *simulation, uint32_t sequence, uint32_t unit) {
+    size_t words = simulation->law.num_neurons / 64;
+    return simulation->bits + ((size_t)sequence * num_units(simulation) + unit) * words;
+}
+
+size_t simulation_scratch_words(uint32_t num_neurons, uint32_t num_experts) {
+    /* neurons, slots, misses (two words), a byte each for "missed", units, a layer's plan */
+    return 5 * (size_t)num_neurons + num_neurons / 32 +
+           num_experts * sizeof(struct unit_use) / 4 + sizeof(struct layer_plan) / 4 + 64;
+}
+
+void simulation_begin(struct simulation *simulation, uint32_t sequence) {
+    uint64_t *random = &simulation->random[1 + sequence];
+    const struct expert_law *experts = &simulation->experts;
+    for (uint32_t unit = 0; unit < num_units(simulation); unit++) {
+        uint64_t *bits = bits_of(simulation, sequence, unit);
+        memset(bits, 0, simulation->law.num_neurons / 8);
+        activity_next(&simulation->law, bits, random, simulation->law.num_levels - 1);
+    }
+    uint8_t *chosen = simulation->chosen +
+                      (size_t)sequence * simulation->num_layers * experts->num_used;
+    for (uint32_t i = 0; i < simulation->num_layers * experts->num_used; i++)
+        chosen[i] = (uint8_t)(i % experts->num_used);
+}
+
+/* ---- a unit */
+
+static uint32_t list_bits(const uint64_t *bits, uint32_t from, uint32_t to, uint32_t first,
+                          uint32_t *out) {
+    uint32_t n = 0;
+    for (uint32_t w = from / 64; w < to / 64; w++)
+        for (uint64_t left = bits[w]; left; left &= left - 1)
+            out[n++] = first + w * 64 + (uint32_t)__builtin_ctzll(left);
+    return n;
+}
+
+static uint32_t count_bits(const uint64_t *bits, uint32_t from, uint32_t to) {
+    uint32_t n = 0;
+    for (uint32_t w = from / 64; w < to / 64; w++)
+        n += (uint32_t)__builtin_popcountll(bits[w]);
+    return n;
+}
+
+struct layer_run {
+    struct simulation *simulation;
+    struct step_totals *totals;
+    struct layer_plan *plan;
+    struct unit_use *uses; /* (experts) */
+    uint32_t *neurons;     /* (num_neurons) global numbers */
+    uint32_t *slots;
+    struct neuron_miss *missing;
+    uint8_t *missed;
+};
+
+static void add_misses(struct layer_run *run, uint32_t first_cluster, uint32_t first_neuron,
+                       uint32_t neuron) {
+    uint32_t cluster = (neuron - first_neuron - run->simulation->hot_neurons) /
+                       run->simulation->cluster_neurons;
+    run->plan->clusters[first_cluster + cluster].misses++;
+    run->plan->misses++;
+}
+
+/* All n neurons of the list are missing. */
+static void miss_all(struct layer_run *run, uint32_t cluster, uint32_t first, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++)
+        add_misses(run, cluster, first, run->neurons[i]);
+}
+
+static void look_up(struct layer_run *run, uint32_t cluster, uint32_t first, uint32_t n) {
+    struct simulation *simulation = run->simulation;
+    if (simulation->cache_kind == CACHE_NONE) {
+        miss_all(run, cluster, first, n);
+    } else if (simulation->cache_kind == CACHE_WINDOW) {
+        recent_use(simulation->cache, simulation->epoch, run->neurons, n, run->missed);
+        for (uint32_t i = 0; i < n; i++)
+            if (run->missed[i])
+                add_misses(run, cluster, first, run->neurons[i]);
+    } else if (simulation->cache_kind == CACHE_NEURON && n > 0) {
+        int misses = neuron_cache_use(simulation->cache, simulation->epoch, run->neurons, n,
+                                      run->slots, run->missing);
+        if (misses < 0)
+            miss_all(run, cluster, first, n); /* fewer slots than the layer needs: not kept */
+        for (int i = 0; i < misses; i++) {
+            add_misses(run, cluster, first, run->missing[i].neuron);
+            neuron_cache_landed(simulation->cache, run->missing[i].neuron);
+        }
+    }
+}
+
+/* One expert (or the layer itself): its clusters join the plan. */
+static int plan_unit(struct layer_run *run, uint32_t expert) {
+    struct simulation *simulation = run->simulation;
+    const struct unit_use *use = &run->uses[expert];
+    struct layer_plan *plan = run->plan;
+    uint32_t num = simulation->law.num_neurons, size = simulation->cluster_neurons;
+    uint32_t hot = simulation->hot_neurons, first_cluster = plan->num_clusters;
+    uint32_t unit = plan->layer * simulation->experts.num_experts + expert, first = unit * num;
+    uint64_t joined[1024], *bits = bits_of(simulation, use->sequences[0], unit);
+    if (first_cluster + (num - hot + size - 1) / size > MAX_CLUSTERS)
+        return -1;
+    if (use->n > 1) {
+        memcpy(joined, bits, num / 8);
+        for (uint32_t i = 1; i < use->n; i++) {
+            const uint64_t *other = bits_of(simulation, use->sequences[i], unit);
+            for (uint32_t w = 0; w < num / 64; w++)
+                joined[w] |= other[w];
+        }
+        bits = joined;
+    }
+    for (uint32_t at = hot; at < num; at += size) {
+        uint32_t to = at + size < num ? at + size : num;
+        struct layer_cluster *one = &plan->clusters[plan->num_clusters++];
+        *one = (struct layer_cluster){(first % (num * simulation->experts.num_experts) + at) / size,
+                                      count_bits(bits, at, to), 0, 0};
+        for (uint32_t i = 0; i < use->n; i++)
+            one->tokens += count_bits(bits_of(simulation, use->sequences[i], unit), at, to);
+        run->totals->active += one->tokens;
+    }
+    uint32_t n = list_bits(bits, hot, num, first, run->neurons);
+    run->totals->needed += n;
+    look_up(run, first_cluster, first, n);
+    plan->predicted = size * use->n > plan->predicted ? size * use->n : plan->predicted;
+    plan->npu_ns += hot ? simulation->costs.npu_ns : 0;
+    return 0;
+}
+
+/* ---- a layer */
+
+static void choose_experts(struct layer_run *run, uint32_t layer, const uint32_t *sequences,
+                           const uint32_t *levels, uint32_t n) {
+    struct simulation *simulation = run->simulation;
+    const struct expert_law *experts = &simulation->experts;
+    memset(run->uses, 0, experts->num_experts * sizeof *run->uses);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t sequence = sequences[i];
+        uint64_t *random = &simulation->random[1 + sequence];
+        uint8_t fresh[256], *chosen = simulation->chosen + experts->num_used *
+                            ((size_t)sequence * simulation->num_layers + layer);
+        experts_next(experts, layer, chosen, random, fresh);
+        for (uint32_t k = 0; k < experts->num_used; k++) {
+            struct unit_use *use = &run->uses[chosen[k]];
+            use->sequences[use->n++] = sequence;
+            uint32_t unit = layer * experts->num_experts + chosen[k];
+            activity_next(&simulation->law, bits_of(simulation, sequence, unit), random,
+                          fresh[k] ? simulation->law.num_levels - 1 : levels[i]);
+        }
+    }
+}
+
+static struct layer_run open_run(struct simulation *simulation, struct step_totals *totals) {
+    uint32_t num = simulation->law.num_neurons, *words = simulation->scratch;
+    struct layer_run run = {.simulation = simulation, .totals = totals};
+    run.plan = (struct layer_plan *)words, words += sizeof *run.plan / 4;
+    run.uses = (struct unit_use *)words;
+    words += simulation->experts.num_experts * sizeof *run.uses / 4;
+    run.missing = (struct neuron_miss *)words, words += 2 * num;
+    run.neurons = words, words += num;
+    run.slots = words, words += num;
+    run.missed = (uint8_t *)words;
+    return run;
+}
+
+int simulation_step(struct simulation *simulation, const uint32_t *sequences,
+                    const uint32_t *levels, uint32_t n, struct step_totals *totals) {
+    assert(n > 0 && n <= 64 && simulation->law.num_neurons <= 65536);
+    memset(totals, 0, sizeof *totals);
+    simulation->num_records = 0;
+    struct layer_run run = open_run(simulation, totals);
+    int64_t now = 0, io_free = 0;
+    simulation->epoch += simulation->cache_kind == CACHE_WINDOW;
+    for (uint32_t layer = 0; layer < simulation->num_layers; layer++) {
+        choose_experts(&run, layer, sequences, levels, n);
+        simulation->epoch += simulation->cache_kind != CACHE_WINDOW;
+        struct layer_plan *plan = run.plan;
+        plan->layer = layer, plan->num_clusters = plan->misses = plan->predicted = 0;
+        plan->npu_ns = 0;
+        for (uint32_t expert = 0; expert < simulation->experts.num_experts; expert++)
+            if (run.uses[expert].n && plan_unit(&run, expert) < 0)
+                return -1;
+        totals->misses += plan->misses;
+        now = run_layer(simulation, plan, now, &io_free, totals);
+    }
+    totals->hits = totals->needed - totals->misses;
+    totals->layers_ns = now / 1000;
+    totals->io_free_ns = io_free / 1000;
+    return simulation->records && simulation->num_records > simulation->max_records ? -1 : 0;
+}
+
+/* The neurons of the first n ranks, ascending. */
+static uint32_t list_hottest(struct layer_run *run, uint32_t unit, uint32_t n) {
+    const struct neuron_law *law = &run->simulation->law;
+    uint64_t bits[1024];
+    memset(bits, 0, sizeof bits);
+    for (uint32_t rank = 0; rank < n; rank++)
+        bits[law->place[rank] / 64] |= 1ull << law->place[rank] % 64;
+    return list_bits(bits, run->simulation->hot_neurons, law->num_neurons,
+                     unit * law->num_neurons, run->neurons);
+}
+
+void simulation_warm(struct simulation *simulation, uint32_t n) {
+    uint32_t num = simulation->law.num_neurons, ranks = n < num ? n : num;
+    struct step_totals totals;
+    struct layer_run run = open_run(simulation, &totals);
+    if (simulation->cache_kind < CACHE_NEURON)
+        return;
+    simulation->epoch += simulation->cache_kind == CACHE_WINDOW;
+    for (uint32_t unit = 0; unit < num_units(simulation); unit++) {
+        uint32_t count = list_hottest(&run, unit, ranks);
+        if (simulation->cache_kind == CACHE_WINDOW) {
+            recent_use(simulation->cache, simulation->epoch, run.neurons, count, run.missed);
+            continue;
+        }
+        simulation->epoch++;
+        int misses = neuron_cache_use(simulation->cache, simulation->epoch, run.neurons, count,
+                                      run.slots, run.missing);
+        for (int i = 0; i < misses; i++)
+            neuron_cache_landed(simulation->cache, run.missing[i].neuron);
+    }
+}
