@@ -92,6 +92,7 @@ class StepTotals:
     needed: int
     hits: int
     misses: int
+    hot: int
     active: int
     reads: int
     bytes: int

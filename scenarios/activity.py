@@ -104,7 +104,7 @@ class Activity:
         pull = -np.log1p(-rates)
         joining = -np.expm1(-pull * levels)
         leave = np.empty((NUM_LEVELS, num_neurons), np.uint32)
-        leave[:, place] = _share(np.minimum(1.0, (1.0 - rates) / rates * joining))
+        leave[:, place] = _share(np.minimum(1.0, (1.0 - rates) / rates * joining / (1.0 - joining)))
         share, other = alias_table(pull)
         popularity = np.exp(-self.expert_skew * np.arange(num_experts))
         expert_share, expert_other = alias_table(popularity)

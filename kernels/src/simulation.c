@@ -134,6 +134,7 @@ static int plan_unit(struct layer_run *run, uint32_t expert) {
     }
     uint32_t n = list_bits(bits, hot, num, first, run->neurons);
     run->totals->needed += n;
+    run->totals->hot += count_bits(bits, 0, hot);
     look_up(run, first_cluster, first, n);
     plan->predicted = size * use->n > plan->predicted ? size * use->n : plan->predicted;
     plan->npu_ns += hot ? simulation->costs.npu_ns : 0;

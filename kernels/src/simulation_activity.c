@@ -1,7 +1,7 @@
 /* Which neurons a token needs. Every neuron is a chain of two states whose share of time in the
- * active one is its rate, whatever the novelty of each token: of a token with novelty v, a neuron of
- * rate p that was not active becomes so with 1 - (1 - p)^v, and one that was leaves with that times
- * (1 - p) / p. The first is sampled by drawing ranks, the second by asking the active ones alone. */
+ * active one is its rate p, whatever the novelty v of each token: first an active neuron leaves with
+ * (1 - p) / p * ((1 - p)^-v - 1), then any neuron joins with 1 - (1 - p)^v. The first asks the active
+ * neurons alone, the second draws ranks; at v = 1 all are drawn anew. */
 #include <string.h>
 
 #include "simulation.h"

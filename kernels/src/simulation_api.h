@@ -55,7 +55,10 @@ struct cluster_costs {             /* ps unless it says ns */
 };
 
 struct step_totals {
-    uint64_t needed, hits, misses, active, reads, bytes;
+    uint64_t needed, hits, misses; /* of the cold neurons that are looked up */
+    uint64_t hot;                  /* hot neurons that some token needs */
+    uint64_t active;               /* (token, cold neuron) pairs */
+    uint64_t reads, bytes;
     int64_t layers_ns, compute_ns, exposed_ns, npu_ns, wait_ns;
     int64_t stall_ns;              /* cores without work while reads are under way */
     int64_t io_free_ns;            /* when the command queue is empty, after the step's begin */
