@@ -343,6 +343,18 @@ static void walk_step(struct walker *w) {
     w->record->steps++;
 }
 
+/* A modelled stall of the unit: nothing is done meanwhile, but who leaves the step leaves this. */
+static void stall(struct walker *w) {
+    uint64_t left = __atomic_exchange_n(&w->record->stall_ns, 0, __ATOMIC_ACQ_REL);
+    uint64_t end = monotonic_ns() + left;
+    uint32_t never = 0;
+    while (left > 0 && !must_leave(w)) {
+        futex_wait(&never, 0, left < WAIT_SLICE_NS ? (int64_t)left : WAIT_SLICE_NS);
+        uint64_t now = monotonic_ns();
+        left = now < end ? end - now : 0;
+    }
+}
+
 int executor_serve(void *base, uint32_t executor, uint32_t generation, int64_t slice_ns) {
     struct arena_header *header = base;
     struct walker w = {.base = base, .board = board_at(base), .record = executor_at(base, executor),
@@ -367,6 +379,7 @@ int executor_serve(void *base, uint32_t executor, uint32_t generation, int64_t s
         __atomic_store_n(&w.record->busy_seq, rung, __ATOMIC_SEQ_CST);
         w.step = w.board->params;
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        stall(&w);
         if (__atomic_load_n(&w.board->step_seq, __ATOMIC_ACQUIRE) == rung && !aborted(base))
             walk_step(&w);
         __atomic_store_n(&w.record->busy_seq, 0, __ATOMIC_SEQ_CST);

@@ -148,7 +148,9 @@ struct executor_record {
     uint64_t reserved64;
     uint32_t seen_seq;        /* the last step rung that it took notice of */
     uint32_t reserved32;
-    uint64_t reserved[5];
+    uint64_t stall_ns;        /* modelled: it begins its next step so much later, once; anybody may
+                                 write it, and its heartbeat stands meanwhile */
+    uint64_t reserved[4];
 };
 
 struct region { uint64_t offset; uint64_t bytes; };

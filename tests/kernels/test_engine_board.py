@@ -197,6 +197,33 @@ class TestStepBoard:
             first = board.arena.executor(0).heartbeat
             wait_until(lambda: board.arena.executor(0).heartbeat > first + 2, "beats")
 
+    def test_stalled_executor_begins_late(self) -> None:
+        """A modelled stall holds one step up, and the heartbeat stands meanwhile."""
+        board = Board(1, [NPU])
+        board.fill(1.0)
+        with board.serving([NPU]):
+            place = board.arena.executor(0)
+            place.stall_ns = S // 5
+            before_ns, beats = monotonic_ns(), place.heartbeat
+            assert board.step(timeout_ns=S // 20) is StepStatus.TIMEOUT
+            assert place.heartbeat == beats
+            wait_until(lambda: place.busy_seq == 0, "the stalled step ends")
+            assert monotonic_ns() - before_ns >= S // 5
+            assert place.stall_ns == 0
+            assert board.step() is StepStatus.DONE
+        assert board.results().any(axis=2).all()
+
+    def test_abort_ends_a_stall(self) -> None:
+        board = Board(1, [NPU])
+        with board.serving([NPU]):
+            place = board.arena.executor(0)
+            place.stall_ns = 1000 * S
+            assert board.step(timeout_ns=S // 20) is StepStatus.TIMEOUT
+            board.arena.abort()
+            wait_until(lambda: place.busy_seq == 0, "it has left")
+            board.arena.clear_abort()
+            assert board.step() is StepStatus.DONE
+
     def test_foreign_memory_is_no_arena(self) -> None:
         arena = Arena.over(np.zeros(3 * PAGE_BYTES, np.uint8))
         with pytest.raises(ProtocolError, match="holds no arena"):
