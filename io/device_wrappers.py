@@ -121,14 +121,36 @@ class LatencyDevice(_EndingDevice):
     def _hold(self, min_wait: int, timeout_ns: int) -> None:
         room = max(len(self._requests), 1)
         for request, completion in self._ended(room, min_wait, timeout_ns):
-            due_ns = self._start_ns[completion.tag][1]
+            due_ns = self._due_ns(completion)
             heapq.heappush(self._held, (due_ns, completion.tag, request, completion))
+
+    def _due_ns(self, completion: ReadCompletion) -> int:
+        """When a read that has landed is given back."""
+        return self._start_ns[completion.tag][1]
 
     def _release(self, now_ns: int) -> ReadCompletion:
         _, tag, request, completion = heapq.heappop(self._held)
         start_ns, _ = self._start_ns.pop(tag)
         _store_word(request, completion.status)
         return replace(completion, tag=request.tag, latency_ns=now_ns - start_ns)
+
+
+class SlowDevice(LatencyDevice):
+    """Every read takes `factor` times as long as it did, and at least what `latency_ns` says."""
+
+    def __init__(
+        self,
+        device: BlockDevice,
+        clock: Clock,
+        factor: float,
+        latency_ns: Callable[[ReadRequest], int] = lambda _: 0,
+    ) -> None:
+        super().__init__(device, clock, latency_ns)
+        self._factor = factor
+
+    def _due_ns(self, completion: ReadCompletion) -> int:
+        start_ns, due_ns = self._start_ns[completion.tag]
+        return max(due_ns, start_ns + round(self._factor * completion.latency_ns))
 
 
 class FaultKind(Enum):
@@ -144,11 +166,16 @@ class FaultKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The `nth` read submitted goes wrong, counted from 1; all later ones too if persistent."""
+    """`count` reads go wrong from the `nth` submitted on, counted from 1; all if persistent."""
 
     kind: FaultKind
     nth: int
     is_persistent: bool = False
+    count: int = 1
+
+    def hits(self, nth: int) -> bool:
+        """Whether the read of that number goes wrong."""
+        return self.nth <= nth and (self.is_persistent or nth < self.nth + self.count)
 
 
 class FaultDevice(_EndingDevice):
@@ -165,10 +192,7 @@ class FaultDevice(_EndingDevice):
         """As `BlockDevice`."""
         first = self._next_tag
         taken = super().submit(requests)
-        for tag in range(first, first + taken):
-            nth = tag + 1
-            if nth == self._fault.nth or (self._fault.is_persistent and nth > self._fault.nth):
-                self._faulty.add(tag)
+        self._faulty |= {tag for tag in range(first, first + taken) if self._fault.hits(tag + 1)}
         return taken
 
     def reap(self, max_completions: int, min_wait: int, timeout_ns: int) -> list[ReadCompletion]:

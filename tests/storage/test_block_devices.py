@@ -13,15 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyneuron.clock import VirtualClock
+from polyneuron.clock import MonotonicClock, VirtualClock
 from polyneuron.errors import ConfigError
 from polyneuron.io.block_device import Backend, BlockDevice, ReadRequest, aligned_bytes
+from polyneuron.io.device_faults import DeviceFaults
 from polyneuron.io.device_wrappers import (
     CountingDevice,
     Fault,
     FaultDevice,
     FaultKind,
     LatencyDevice,
+    SlowDevice,
 )
 from polyneuron.io.file_device import DeviceOptions, FileDevice
 from tests.storage.block_device_suite import BlockDeviceTests, Place, S, address, reap_all
@@ -151,6 +153,41 @@ class TestLatency(BlockDeviceTests):
             assert word[0] == 1
 
 
+class TestSlow(BlockDeviceTests):
+    def open_device(self, path: Path, options: DeviceOptions) -> BlockDevice:
+        return SlowDevice(FileDevice(path, options), MonotonicClock(), 3.0)
+
+    def test_reads_take_so_many_times_as_long(self, path: Path) -> None:
+        clock = VirtualClock()
+        inner = LatencyDevice(FileDevice(path), clock, lambda _: 1000)
+        stalls = iter((0, 9000, 0))
+        with closing(SlowDevice(inner, clock, 4.0, lambda _: next(stalls))) as device:
+            places = [Place(device, 4096 * index, 4096) for index in range(3)]
+            device.submit([place.request(index) for index, place in enumerate(places)])
+            found = device.reap(3, 3, S)
+        assert [(each.tag, each.latency_ns) for each in found] == [(0, 4000), (2, 4000), (1, 9000)]
+
+
+class TestDeviceFaults:
+    def test_nothing_wrong_wraps_nothing(self, scratch: Path) -> None:
+        with closing(FileDevice(scratch)) as device:
+            assert DeviceFaults().wrap(device, VirtualClock()) is device
+
+    def test_one_read_in_so_many_stalls(self, scratch: Path) -> None:
+        clock, faults = VirtualClock(), DeviceFaults(stall_ns=50 * S, stall_every=3)
+        with closing(faults.wrap(FileDevice(scratch), clock)) as device:
+            places = [Place(device, 4096 * index, 4096) for index in range(7)]
+            device.submit([place.request(index) for index, place in enumerate(places)])
+            found = device.reap(7, 7, 100 * S)
+        assert {each.tag for each in found if each.latency_ns >= 50 * S} == {2, 5}
+
+    def test_counted_fault_ends_with_its_reader(self) -> None:
+        counted = DeviceFaults(2.0, fault=Fault(FaultKind.EIO, 1, count=5))
+        assert counted.lasting() == DeviceFaults(2.0)
+        lasting = replace(counted, fault=Fault(FaultKind.EIO, 1, is_persistent=True))
+        assert lasting.lasting() is lasting
+
+
 class TestFaultless(BlockDeviceTests):
     """A fault that never comes changes nothing."""
 
@@ -189,7 +226,8 @@ class TestFaults:
             )
             found = sorted(reap_all(device), key=lambda completion: completion.tag)
             statuses = [completion.status for completion in found]
-            assert device.num_injected == (4 - fault.nth + 1 if fault.is_persistent else 1)
+            later = 4 - fault.nth + 1
+            assert device.num_injected == (later if fault.is_persistent else fault.count)
         return statuses, places, words.tolist()
 
     def test_transient_error_hits_one(self, scratch: Path, content: bytes) -> None:
@@ -203,6 +241,10 @@ class TestFaults:
     def test_persistent_error_hits_all_later(self, scratch: Path) -> None:
         statuses, _, _ = self.read_four(scratch, Fault(FaultKind.SHORT_READ, 3, True))
         assert statuses == [0, 0, -errno.ENODATA, -errno.ENODATA]
+
+    def test_counted_errors_hit_a_run(self, scratch: Path) -> None:
+        statuses, _, _ = self.read_four(scratch, Fault(FaultKind.EIO, 2, count=2))
+        assert statuses == [0, -errno.EIO, -errno.EIO, 0]
 
     def test_torn_read_looks_well(self, scratch: Path, content: bytes) -> None:
         statuses, places, words = self.read_four(scratch, Fault(FaultKind.TORN, 1))
