@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from polyneuron.actors.step_trace import make_trace
 from polyneuron.actors.supervisor import Supervisor
 from polyneuron.errors import DeviceError, EngineError
 from polyneuron.io.arena_loader import Reads
+from polyneuron.io.device_faults import DeviceFaults
 from polyneuron.io.weight_reader import ReadReport
 from polyneuron.kernels import isa
 from polyneuron.kernels.arena import monotonic_ns
@@ -66,9 +68,10 @@ class CoordinatorShell:
         self._recoveries = 0
         self._reader_generation = 1
         self._watched_ns = self._lost_ns = 0
-        self._resizing = threading.Lock()
-        self._wanted_slots: int | None = None
-        self._resize_error: str | None = None
+        self._changing = threading.Lock()
+        self._change: Callable[[], None] | None = None
+        """To be done between two steps."""
+        self._change_error: str | None = None
 
     @ray.method(concurrency_group="control")
     def attach(self, refs: list[Any], spec: ModelSpec, layout: ArenaLayout) -> int:
@@ -153,14 +156,22 @@ class CoordinatorShell:
 
         `memory_bytes`: what all of the product may take, which is why.
         """
-        with self._resizing, self._changed:
-            self._wanted_slots, self._resize_error = num_slots, None
+        kept = "the neuron cache kept its size"
+        self._between_steps(lambda: self._resize(num_slots, memory_bytes), kept)
+
+    @ray.method(concurrency_group="control")
+    def disturb_reads(self, faults: DeviceFaults) -> None:
+        """From between two steps on, read the model file as if this were wrong with the device."""
+        self._between_steps(lambda: self._disturb(faults), "reads go on as before")
+
+    def _between_steps(self, change: Callable[[], None], kept: str) -> None:
+        """Have the loop make a change; EngineError says what stayed as it was, and why."""
+        with self._changing, self._changed:
+            self._change, self._change_error = change, None
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._wanted_slots is None or self._stopping)
-            if self._resize_error is not None:
-                raise EngineError(f"the neuron cache kept its size: {self._resize_error}")
-            if not self._stopping:
-                self._trace.resized(num_slots, memory_bytes)
+            self._changed.wait_for(lambda: self._change is None or self._stopping)
+            if self._change_error is not None:
+                raise EngineError(f"{kept}: {self._change_error}")
 
     @ray.method(concurrency_group="control")
     def stop(self) -> None:
@@ -178,10 +189,10 @@ class CoordinatorShell:
     def run(self) -> None:
         """Run steps while there are sequences; else sleep, and look after the executors."""
         while True:
-            self._resize_between_steps()
+            self._make_change()
             with self._changed:
                 plan = self._book.next_plan()
-                if plan is None and not self._stopping and self._wanted_slots is None:
+                if plan is None and not self._stopping and self._change is None:
                     self._changed.wait(IDLE_WATCH_S)
                     plan = self._book.next_plan()
                 if self._stopping:
@@ -193,26 +204,37 @@ class CoordinatorShell:
             elif self._is_manned:
                 self._watch_idle()
 
-    def _resize_between_steps(self) -> None:
-        wanted, error = self._wanted_slots, None
-        if wanted is None:
+    def _make_change(self) -> None:
+        change, error = self._change, None
+        if change is None:
             return
         try:
-            self._resize(wanted)
+            change()
         except Exception as caught:  # noqa: BLE001  it is of who asked; requests go on
             error = str(getattr(caught, "cause", caught)) or repr(caught)
         with self._changed:
-            self._wanted_slots, self._resize_error = None, error
+            self._change, self._change_error = None, error
             self._changed.notify_all()
 
-    def _resize(self, num_slots: int) -> None:
+    def _resize(self, num_slots: int, memory_bytes: int) -> None:
         """Resize the neuron cache; no read may be under way, since pages may go."""
+        with self._without_readers():
+            self._ask_cache("resize_neurons", num_slots)
+            self._readers.num_slots = num_slots
+        self._trace.resized(num_slots, memory_bytes)
+
+    def _disturb(self, faults: DeviceFaults) -> None:
+        with self._without_readers():
+            self._readers.faults = faults
+
+    @contextmanager
+    def _without_readers(self) -> Iterator[None]:
+        """Between steps: nobody reads meanwhile, and then they begin anew."""
         self._replace_idle()
         self._runner.wait_until_left(self._recover)
         self._readers.end()
         try:
-            self._ask_cache("resize_neurons", num_slots)
-            self._readers.num_slots = num_slots
+            yield
         finally:
             self._runner.restart_stream()
             self._readers.start()

@@ -12,6 +12,7 @@ import ray
 from polyneuron.actors.supervisor import process_state
 from polyneuron.config import Phase
 from polyneuron.errors import EngineError, PolyneuronError
+from polyneuron.io.device_faults import DeviceFaults
 from polyneuron.kernels.arena import Arena
 from polyneuron.planning.layout import ArenaLayout
 
@@ -25,6 +26,8 @@ class Readers:
         self._arena, self._layout, self._io_actor = arena, layout, io_actor
         self.num_slots = layout.bundles.cold_slots if layout.bundles else 0
         """Slots of the neuron cache that may be read into."""
+        self.faults = DeviceFaults()
+        """What a scenario has made wrong with the device; counts from the next start on."""
         self.pid = 0
         """The I/O actor's process."""
         self._running: list[Any] = []
@@ -38,13 +41,16 @@ class Readers:
             phases = (Phase.PREFILL, Phase.DECODE)
             schedules = [list(self._layout.loads(phase)) for phase in phases]
             trace = self._layout.at("trace.stream") if self._layout.config.trace else 0
-            self._running.append(self._io_actor.stream.remote(offset, schedules, trace))
+            stream = self._io_actor.stream.remote(offset, schedules, trace, self.faults)
+            self._running.append(stream)
         if self._layout.has_neuron_cache:
             offset = self._layout.at("boards.reads")
             reads = self._arena.neuron_reads(offset)
             reads.stop = reads.error = 0
             depth = self._layout.config.queue_depth
-            self._running.append(self._io_actor.read_neurons.remote(offset, self.num_slots, depth))
+            place = (offset, self.num_slots, depth)
+            self._running.append(self._io_actor.read_neurons.remote(*place, self.faults))
+        self.faults = self.faults.lasting()
 
     def have_ended(self) -> bool:
         """Whether one of them ended by itself, or its process was lost; a stopped one is ended."""

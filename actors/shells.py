@@ -12,7 +12,9 @@ import ray
 from polyneuron.actors.arena import format_neuron_cache, resize_neuron_cache
 from polyneuron.actors.cache_actor import CacheState
 from polyneuron.actors.messages import ExecutorStatus, PlaceExecutor
+from polyneuron.clock import MonotonicClock
 from polyneuron.io.arena_loader import Reads, read_all
+from polyneuron.io.device_faults import DeviceFaults
 from polyneuron.io.file_device import DeviceOptions, open_device
 from polyneuron.io.layer_reader import LayerReader
 from polyneuron.io.ncf_format import NcfSection
@@ -116,17 +118,22 @@ class IoShell:
         return read_all(self._path, reads, self._arena, progress)
 
     @ray.method(concurrency_group="loop")
-    def stream(self, offset: int, schedules: list[list[NcfSection]], trace: int) -> None:
+    def stream(
+        self, offset: int, schedules: list[list[NcfSection]], trace: int, faults: DeviceFaults
+    ) -> None:
         """Keep the stage buffers filled until the stream stops or a read fails for good.
 
         `trace` is where the ring for records of its reads lies, 0: none are kept.
         """
         keep_to(self._cores)
-        with open_device(self._path) as device:
+        with open_device(self._path) as file:
+            device = faults.wrap(file, MonotonicClock())
             LayerReader(device, self._arena, offset, schedules, trace).run()
 
     @ray.method(concurrency_group="loop")
-    def read_neurons(self, offset: int, num_slots: int, queue_depth: int) -> int:
+    def read_neurons(
+        self, offset: int, num_slots: int, queue_depth: int, faults: DeviceFaults
+    ) -> int:
         """Perform the reads executors order until the ring stops (0) or one fails: its errno.
 
         The first `num_slots` slots stay mapped in the kernel where it allows that; at most
@@ -135,7 +142,8 @@ class IoShell:
         keep_to(self._cores)
         options = DeviceOptions(queue_depth, max(queue_depth, DeviceOptions().max_requests))
         place = (self._path, self._arena, offset)
-        with open_neuron_device(*place, options, registered_slots=num_slots) as device:
+        with open_neuron_device(*place, options, registered_slots=num_slots) as file:
+            device = faults.wrap(file, MonotonicClock())
             return NeuronReader(device, self._arena, offset).run()
 
 
