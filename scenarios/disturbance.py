@@ -47,6 +47,9 @@ KEYS: dict[Deed, tuple[str, ...]] = {
 }
 """Which keys each deed takes, beside `do`, `at_ms` and `at_token`."""
 
+SIMULATED_ONLY = (Deed.SHIFT_HOT_SET, Deed.THROTTLE)
+"""What no switch of a real machine does: a change of topic, a hot processor."""
+
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from polyneuron.errors import ConfigError
-from polyneuron.scenarios.disturbance import Disturbance
+from polyneuron.scenarios.disturbance import SIMULATED_ONLY, Disturbance
 from polyneuron.scenarios.engine_settings import EngineSettings
 from polyneuron.scenarios.expectation import AT, Expectation, Player
 from polyneuron.scenarios.included import included
+from polyneuron.scenarios.replay_settings import ReplaySettings
 from polyneuron.scenarios.script_table import ScriptTable
 from polyneuron.scenarios.workload import Request
 
 SCRIPT_KEYS = (
     "name", "about", "seed", "players", "device", "model", "activity", "engine", "requests",
-    "events", "expect", "sweep",
+    "events", "expect", "sweep", "replay",
 )  # fmt: skip
 MAX_SEED = (1 << 32) - 1
 NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -46,6 +47,7 @@ class Script:
     """One for each client, in the file's order."""
     events: tuple[Disturbance, ...]
     expectations: tuple[Expectation, ...]
+    replay: ReplaySettings
     sweep: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Dotted key -> the values it takes; one that the command line sets is not swept."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
@@ -121,6 +123,9 @@ def _parse(path: Path, table: ScriptTable, overrides: Mapping[str, Any]) -> Scri
     whole_sweep = _sweep(table.table("sweep"))
     expectations = [Expectation.from_table(row) for row in table.tables("expect")]
     _check_points(table, expectations, whole_sweep)
+    players, events = _players(table), [Disturbance.from_table(r) for r in table.tables("events")]
+    _check_events(table, players, events)
+    _check_moments(table, requests, events)
     sweep = {key: values for key, values in whole_sweep.items() if key not in overrides}
     if len(sweep) < len(whole_sweep):  # some points are out of reach now
         expectations = [e for e in expectations if AT not in e.figure + (e.over or "")]
@@ -129,14 +134,15 @@ def _parse(path: Path, table: ScriptTable, overrides: Mapping[str, Any]) -> Scri
         name=_name(path, table),
         about=table.text("about", ""),
         seed=table.whole("seed", 1, 0, MAX_SEED),
-        players=_players(table),
+        players=players,
         device=included("devices", "profile", table.table("device"), path),
         model=included("models", "shape", table.table("model"), path),
         activity=table.table("activity").values,
         engine=EngineSettings.from_table(table.table("engine")),
         requests=tuple(requests),
-        events=tuple(Disturbance.from_table(row) for row in table.tables("events")),
+        events=tuple(events),
         expectations=tuple(expectations),
+        replay=ReplaySettings.from_table(table.table("replay"), path.parent),
         sweep=sweep,
         overrides=overrides,
     )
@@ -159,6 +165,26 @@ def _players(table: ScriptTable) -> tuple[Player, ...]:
         ScriptTable({"players": word}, table.where).choice("players", Player) for word in words
     ]
     return tuple(dict.fromkeys(found))
+
+
+def _check_events(
+    table: ScriptTable, players: tuple[Player, ...], events: list[Disturbance]
+) -> None:
+    """Refuse events that one of the players cannot do."""
+    for index, event in enumerate(events):
+        if Player.REPLAY in players and event.deed in SIMULATED_ONLY:
+            row = ScriptTable({}, table.where, f"events[{index}]")
+            row.refuse("do", f'{event.deed} is only simulated; say players = ["simulate"]')
+
+
+def _check_moments(table: ScriptTable, requests: list[Request], events: list[Disturbance]) -> None:
+    """Refuse moments that no run of this script comes to."""
+    most = sum(sum(request.candidate_tokens()) for request in requests)
+    for name, rows in (("requests", requests), ("events", events)):
+        for row in rows:
+            at_token = row.moment.at_token
+            if at_token is not None and at_token > most:
+                table.refuse(name, f"at_token = {at_token}: all requests give {most} tokens")
 
 
 def _sweep(table: ScriptTable) -> dict[str, tuple[Any, ...]]:
