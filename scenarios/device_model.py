@@ -255,5 +255,3 @@ def _measured_storage(profile: DeviceProfile) -> StorageModel:
 
 def _serial_rate(latency_ns: float, read_bytes: int) -> float:
     return read_bytes * 1e9 / max(1.0, latency_ns)
-
-

@@ -14,6 +14,15 @@ NS_PER_MS = 1e6
 
 
 @dataclass(slots=True)
+class Asked:
+    """One request, whose candidates end one by one."""
+
+    left: int
+    """Candidates that have not ended."""
+    has_failed: bool = False
+
+
+@dataclass(slots=True)
 class Measured:
     """Counted step by step; times in ns."""
 
@@ -53,6 +62,14 @@ class Measured:
         self.bytes += totals.bytes
         if outcome.used:
             self.miss_rates.append(totals.misses / outcome.used)
+
+    def ended(self, asked: Asked, *, failed: bool) -> None:
+        """A candidate has ended; with the last one its request has."""
+        asked.left -= 1
+        asked.has_failed |= failed
+        if not asked.left:
+            self.failed += asked.has_failed
+            self.finished += not asked.has_failed
 
     def figures(self) -> Figures:
         """Every figure that was measured; None: there was nothing to measure it by."""

@@ -119,9 +119,7 @@ class ModelShape:
         `activity` lies over the model's own statistics.
         """
         known = ScriptTable(table, where)
-        known.only(
-            ("name", "shape", "source", "about", "activity", "bytes", "fitted", *COUNTS)
-        )
+        known.only(("name", "shape", "source", "about", "activity", "bytes", "fitted", *COUNTS))
         stats = {**_table(table, "activity", where), **(activity or {})}
         shape = table.get("shape")
         if "bytes" not in table and shape in SHAPES:
@@ -165,7 +163,12 @@ def _size(table: ScriptTable, key: str) -> int:
 
 def _of_synth(shape: str, table: ScriptTable) -> dict[str, Any]:
     """A shape that `polyneuron synth` writes, in 4 bits with 8-bit down columns and predictors."""
-    changes = {"layers": "num_layers", "hidden": "d_model", "neurons": "d_ff", "vocab": "vocab_size"}
+    changes = {
+        "layers": "num_layers",
+        "hidden": "d_model",
+        "neurons": "d_ff",
+        "vocab": "vocab_size",
+    }
     spec = shape_spec(
         shape, **{field: table.whole(key, getattr(SHAPES[shape], field), 1) for key, field in
                   changes.items()}

@@ -54,7 +54,6 @@ class Played:
 def simulate_turn(turn: Turn) -> Played:
     """Simulate one point, its timeline into the file that the turn names."""
     from polyneuron.scenarios.simulation import simulate
-
     from polyneuron.scenarios.timeline_sink import KeptTimeline, sha256_of
 
     timeline = KeptTimeline()

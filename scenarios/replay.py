@@ -46,7 +46,8 @@ def _model(script: Script) -> Iterator[Path]:
 
 
 def _play(script: Script, path: Path, timeline: Path | None, *, disturbed: bool) -> ReplayRun:
-    with Engine(str(path), engine_config(script, path)) as engine:
+    trace = None if timeline is None else str(timeline)
+    with Engine(str(path), engine_config(script, path), trace=trace) as engine:
         run = ReplayRun(engine, script, disturbed)
         run.run()
     return run

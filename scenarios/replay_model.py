@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from polyneuron.config import EngineConfig, FeedForwardMode
+from polyneuron.config import DEFAULT_LOGIT_ROWS, DEFAULT_REQUESTS, EngineConfig, FeedForwardMode
 from polyneuron.errors import ConfigError
 from polyneuron.planning.bundles import neuron_rows
 from polyneuron.planning.source import open_source
@@ -90,15 +90,16 @@ def engine_config(script: Script, path: Path) -> EngineConfig:
     wanted, here = script.engine, script.replay
     has_own = here.memory_bytes is not None or here.ffn_resident is not None
     memory = here.memory_bytes if has_own else wanted.memory_bytes
-    mode = _mode(script)
+    mode, most = _mode(script), max(request.best_of for request in script.requests)
+    num_sequences = max(wanted.max_sequences, most)
     return EngineConfig(
         num_ctx=wanted.num_ctx,
         num_workers=here.workers,
         num_npu_threads=here.npu_threads,
-        max_tokens=wanted.max_tokens,
-        max_sequences=wanted.max_sequences,
-        max_requests=max(len(script.requests) * max(r.best_of for r in script.requests), 64),
-        max_logit_rows=max(wanted.max_sequences, 8),
+        max_tokens=max(wanted.max_tokens, num_sequences),
+        max_sequences=num_sequences,
+        max_requests=max(len(script.requests) * most, DEFAULT_REQUESTS),
+        max_logit_rows=max(num_sequences, DEFAULT_LOGIT_ROWS),
         memory_bytes=memory or 0,
         ffn_resident=here.ffn_resident if has_own else wanted.ffn_resident,
         mode=mode,

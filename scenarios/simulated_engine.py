@@ -239,9 +239,7 @@ class SimulatedEngine:
         levels = self.shape.activity.draw_levels(self._rng, self.shape.neurons, len(slots))
         totals = self.steps.step(slots, levels, is_detailed)
         outside = costs.outside_ns()
-        return StepOutcome(
-            outside + totals.layers_ns, outside, totals, is_detailed, attention
-        )
+        return StepOutcome(outside + totals.layers_ns, outside, totals, is_detailed, attention)
 
     def _decode_mapped(self, tokens: int, kv_tokens: int, costs: StepCosts) -> StepOutcome:
         assert self._pages is not None

@@ -22,7 +22,7 @@ from polyneuron.config import EngineConfig, Phase
 from polyneuron.errors import ConfigError
 from polyneuron.scenarios.device_model import DeviceModel
 from polyneuron.scenarios.disturbance import Deed, Disturbance, ReadFault
-from polyneuron.scenarios.measured import Measured
+from polyneuron.scenarios.measured import Asked, Measured
 from polyneuron.scenarios.model_shape import ModelShape
 from polyneuron.scenarios.pressure import Pressure, is_due
 from polyneuron.scenarios.result import Figures
@@ -95,6 +95,7 @@ class SimulatedRun:
         self._arrived: dict[int, int] = {}
         self._last_token: dict[int, int] = {}
         self._next_id = 0
+        self._asked: dict[int, Asked] = {}
         self._faulty_reads = 0
         self._fault = ReadFault.EIO
         self._is_broken = False
@@ -123,10 +124,16 @@ class SimulatedRun:
         return self._wait_for_arrival()
 
     def _wait_for_arrival(self) -> bool:
-        """Nothing runs: time passes until somebody comes; False when nobody will."""
+        """Nothing runs: time passes until somebody comes; False when nobody will.
+
+        Who waits for tokens that will never be, since requests have failed, comes now.
+        """
+        if not self._arriving:
+            return False
         times = [r.moment.at_ns for r in self._arriving if r.moment.at_ns is not None]
         if not times:
-            return False
+            self._submit(self._arriving.pop(0), self.clock.now_ns())
+            return True
         self.clock.wait_ns(min(times) - self.clock.now_ns())
         return True
 
@@ -145,9 +152,11 @@ class SimulatedRun:
                 f"{request.prompt_tokens} and {max(limits)} tokens does not fit; give a longer one"
             )
         prompt = [TOKEN] * request.prompt_tokens
+        asked = Asked(len(limits))
         submits = [
             SubmitRequest(self._next_id + i, 0, prompt, limit) for i, limit in enumerate(limits)
         ]
+        self._asked |= dict.fromkeys(range(self._next_id, self._next_id + len(limits)), asked)
         self._next_id += len(limits)
         for sequence in self.state.submit_candidates(submits):
             self._arrived[sequence.request.request_id] = at_ns
@@ -214,7 +223,7 @@ class SimulatedRun:
         self._last_token[request] = now
         self.timeline.token(now, sequence)
         if sequence.status is RequestStatus.FINISHED:
-            self.measured.finished += 1
+            self.measured.ended(self._asked[request], failed=False)
             self.timeline.finished(now, sequence)
 
     def _fail(self, plan: StepPlan) -> None:
@@ -222,10 +231,10 @@ class SimulatedRun:
         now = self.clock.now_ns()
         self.timeline.fault(now, "io", "read_error", "device")
         self.state.num_steps += 1
-        for sequence in dict.fromkeys(row.sequence for row in plan.rows):
+        for sequence in {row.sequence.slot: row.sequence for row in plan.rows}.values():
             for one in [sequence, *self.state.followers(sequence)]:
                 self.state.finish(one, "error")
-                self.measured.failed += 1
+                self.measured.ended(self._asked[one.request.request_id], failed=True)
                 self.timeline.finished(now, one)
 
     # ---- events

@@ -141,9 +141,7 @@ class StepCosts:
     def read_ps(self, read_bytes: int) -> int:
         """The command queue's time for one read."""
         storage = self.device.storage
-        ns = storage.read_ns(
-            read_bytes, self.cached_bytes, self.queue_depth, self.traits.is_shared
-        )
+        ns = storage.read_ns(read_bytes, self.cached_bytes, self.queue_depth, self.traits.is_shared)
         return round(ns * 1000 * self.now.flash)
 
     @property

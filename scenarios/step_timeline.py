@@ -87,9 +87,7 @@ class StepTimeline:
         index = len(sequence.tokens) - 1
         if index == 0:
             self._request(t_ns, sequence, "decode")
-        self._emit(
-            t_ns, "coordinator", "token", request=sequence.request.request_id, index=index
-        )
+        self._emit(t_ns, "coordinator", "token", request=sequence.request.request_id, index=index)
 
     def finished(self, t_ns: int, sequence: Sequence) -> None:
         """It has ended."""
@@ -168,9 +166,18 @@ class StepTimeline:
 
     def _detail(self, t_ns: int, step: int) -> None:
         """Attention and the NPU as ops, clusters stage by stage, reads one line a cluster."""
-        for t, ns, layer, cluster, stage, core, neurons, misses, num_bytes, _ in (
-            self._engine.steps.records.tolist()
-        ):
+        for (
+            t,
+            ns,
+            layer,
+            cluster,
+            stage,
+            core,
+            neurons,
+            misses,
+            num_bytes,
+            _,
+        ) in self._engine.steps.records.tolist():
             at = t_ns + t
             if stage in COMPUTE_STAGES:
                 self._emit(
@@ -219,6 +226,4 @@ class StepTimeline:
         """A lost actor is replaced."""
         worker = f"worker.{event.worker}"
         target = FAULTS.get(event.deed, (worker, "", worker))[2]
-        self._emit(
-            t_ns, "coordinator", "restart", target=target, generation=generation, ns=ns
-        )
+        self._emit(t_ns, "coordinator", "restart", target=target, generation=generation, ns=ns)
