@@ -12,12 +12,16 @@ from polyneuron.errors import ConfigError
 from polyneuron.io.device_faults import DeviceFaults
 from polyneuron.io.device_wrappers import Fault, FaultKind
 from polyneuron.scenarios.disturbance import Deed, Disturbance, ReadFault
+from polyneuron.scenarios.step_timeline import FAULTS
+from polyneuron.timeline_events import Event
 
 if TYPE_CHECKING:
     from polyneuron.engine import Engine
 
 READER_TITLE = "IoShell"
 """Part of what the process of the I/O actor calls itself."""
+TOLD_BY_OTHERS = (Deed.LOSE_WORKER, Deed.LOSE_NPU, Deed.LOSE_READER)
+"""Who finds a process lost tells the timeline."""
 FAULT_KINDS = {ReadFault.EIO: FaultKind.EIO, ReadFault.SHORT: FaultKind.SHORT_READ}
 
 
@@ -35,6 +39,9 @@ class Injector:
 
     def begin(self, event: Disturbance) -> None:
         """Do it now."""
+        if self.engine.timeline is not None and event.deed not in TOLD_BY_OTHERS:
+            actor, word, target = FAULTS[event.deed]
+            self.engine.timeline.logger(actor).emit(Event.FAULT, kind=word, target=target)
         match event.deed:
             case Deed.SHRINK_MEMORY | Deed.GROW_MEMORY:
                 self.engine.change_memory(self._memory_bytes(event))
