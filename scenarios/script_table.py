@@ -19,7 +19,8 @@ Choice = TypeVar("Choice", bound=StrEnum)
 def near_match(word: str, known: Iterable[str]) -> str:
     """What the user is told about a word that is not known: the nearest one, or all."""
     names = sorted(known)
-    near = difflib.get_close_matches(word, names, n=1)
+    begun = [name for name in names if word and name.startswith(word)]
+    near = difflib.get_close_matches(word, names, n=1) or begun
     return f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
 
 
@@ -151,4 +152,7 @@ class ScriptTable:
 
 
 def _bounds(low: float, high: float | None) -> str:
-    return f"{low:g} or more" if high is None else f"{low:g} to {high:g}"
+    lowest, highest = (
+        bound if isinstance(bound, int) else f"{bound:g}" for bound in (low, high or 0)
+    )
+    return f"{lowest} or more" if high is None else f"{lowest} to {highest}"

@@ -8,12 +8,19 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import settings
 
-WITHOUT_RAY = frozenset({"unit", "kernels", "storage"})
+WITHOUT_RAY = frozenset({"unit", "kernels", "storage", "scenarios"})
 """Folders whose tests run in one process: no cluster, no sockets."""
 
 # A busy machine makes single examples slow, and that is no fault of the code under test.
 settings.register_profile("no_deadline", parent=settings.default, deadline=None)
 settings.load_profile("no_deadline")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Flags of this project's own."""
+    parser.addoption(
+        "--update-golden", action="store_true", help="write golden files anew; git shows the rest"
+    )
 
 
 def _runs_without_ray(path: Path) -> bool:

@@ -37,6 +37,7 @@ Words = Annotated[
 Seed = Annotated[int, option("--seed", "-s", text="the first seed; -1: the scenario's own")]
 Seeds = Annotated[int, option("--seeds", min=1, max=MAX_SEEDS, text="seeds, from the first on")]
 Trace = Annotated[Path | None, option("--trace", panel=OUTPUT, text="write the timeline here")]
+All = Annotated[bool, option("--all", text="every scenario of the library that is for this player")]
 List = Annotated[bool, option("--list", panel=OUTPUT, text="the scenarios that come along")]
 
 
@@ -58,9 +59,10 @@ def split_words(words: Iterable[str]) -> tuple[list[str], dict[str, Any]]:
 def override_value(text: str) -> Any:
     """A value as TOML would read it; what it would not is a string: 7GiB."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, KeyError):
+        found = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
         return text
+    return found["value"] if len(found) == 1 else text
 
 
 def load_plays(words: list[str], player: Player, seed: int, seeds: int) -> list[Play]:
@@ -91,13 +93,18 @@ def check_trace(trace: Path | None) -> None:
         raise ConfigError(f"--trace {trace}: no file can be written there; name another folder")
 
 
-def show_library(player: Player, *, as_json: bool) -> None:
+def library_for(player: Player) -> dict[str, str]:
     """The scenarios of the library that are for this player, with what each is about."""
     from polyneuron.scenarios.library import find_scenario, library_names
     from polyneuron.scenarios.script import load_script
 
     scripts = {name: load_script(find_scenario(name)) for name in library_names()}
-    shown = {name: script.about for name, script in scripts.items() if player in script.players}
+    return {name: script.about for name, script in scripts.items() if player in script.players}
+
+
+def show_library(player: Player, *, as_json: bool) -> None:
+    """Print the library: a line each, or one object."""
+    shown = library_for(player)
     if as_json:
         sys.stdout.write(json.dumps(shown) + "\n")
         return

@@ -10,6 +10,7 @@ def replay(
     seed: playing.Seed = -1,
     seeds: playing.Seeds = 1,
     trace: playing.Trace = None,
+    play_library: playing.All = False,
     list_library: playing.List = False,
     as_json: options.Json = False,
 ) -> None:
@@ -21,5 +22,6 @@ def replay(
         playing.show_library(Player.REPLAY, as_json=as_json)
         return
     playing.check_trace(trace)
-    plays = playing.load_plays(words or [], Player.REPLAY, seed, seeds)
+    chosen = [*(words or []), *(playing.library_for(Player.REPLAY) if play_library else ())]
+    plays = playing.load_plays(chosen, Player.REPLAY, seed, seeds)
     playing.show_results(play_all(plays, Player.REPLAY, trace=trace), as_json=as_json)

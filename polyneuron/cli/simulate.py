@@ -18,6 +18,7 @@ def simulate(
         int, option("--jobs", "-j", min=1, max=MAX_JOBS, text="processes for sweeps and seeds")
     ] = 1,
     trace: playing.Trace = None,
+    play_library: playing.All = False,
     list_library: playing.List = False,
     as_json: options.Json = False,
 ) -> None:
@@ -29,5 +30,6 @@ def simulate(
         playing.show_library(Player.SIMULATE, as_json=as_json)
         return
     playing.check_trace(trace)
-    plays = playing.load_plays(words or [], Player.SIMULATE, seed, seeds)
+    chosen = [*(words or []), *(playing.library_for(Player.SIMULATE) if play_library else ())]
+    plays = playing.load_plays(chosen, Player.SIMULATE, seed, seeds)
     playing.show_results(play_all(plays, Player.SIMULATE, jobs, trace), as_json=as_json)
