@@ -9,8 +9,8 @@ from polyneuron.config import MAX_QUEUE_DEPTH, FeedForwardMode
 from polyneuron.scenarios.script_table import ScriptTable
 
 ENGINE_KEYS = (
-    "policy", "memory", "ffn_resident", "mode", "context", "workers", "npu_threads", "max_tokens",
-    "max_sequences", "queue_depth", "hot_shares", "deterministic",
+    "policy", "memory", "ffn_resident", "mode", "context", "workers", "max_tokens", "max_sequences",
+    "queue_depth", "hot_shares", "deterministic",
 )  # fmt: skip
 
 
@@ -46,8 +46,6 @@ class EngineSettings:
     num_ctx: int = 4096
     num_workers: int = 0
     """0: one for each compute core of the device."""
-    num_npu_threads: int = -1
-    """Replay: threads of the native back end; -1: one for each worker."""
     max_tokens: int = 512
     """Tokens of one prefill chunk."""
     max_sequences: int = 4
@@ -73,7 +71,6 @@ class EngineSettings:
             mode=table.choice("mode", FeedForwardMode, plain.mode),
             num_ctx=table.whole("context", plain.num_ctx, 1, 1 << 20),
             num_workers=table.whole("workers", plain.num_workers, 0, 1024),
-            num_npu_threads=table.whole("npu_threads", plain.num_npu_threads, -1, 1024),
             max_tokens=table.whole("max_tokens", plain.max_tokens, 1, 1 << 20),
             max_sequences=table.whole("max_sequences", plain.max_sequences, 1, 1024),
             queue_depth=table.whole("queue_depth", plain.queue_depth, 1, MAX_QUEUE_DEPTH),

@@ -21,7 +21,7 @@ class ReplaySettings:
     """The `[replay]` table: a file, or the shape of a small sparse model written on the spot."""
 
     model: Path | None = None
-    layers: int = 4
+    layers: int = 6
     hidden: int = 128
     """Width of the residual stream."""
     neurons: int = 384

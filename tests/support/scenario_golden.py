@@ -1,0 +1,20 @@
+"""Golden files of simulated timelines: each point's hash, and the last lines of the last point."""
+
+from __future__ import annotations
+
+from polyneuron.scenarios.script import Script
+from polyneuron.scenarios.simulation import simulate
+from polyneuron.scenarios.timeline_sink import KeptTimeline, sha256_of
+
+TAIL = 20
+
+
+def golden_text(script: Script) -> str:
+    """What a golden file holds: it changes when any event of any point does."""
+    parts, lines = [], []
+    for name, point in script.points():
+        timeline = KeptTimeline()
+        simulate(point, timeline)
+        lines = timeline.lines()
+        parts.append(f"{sha256_of(timeline.text())} {len(lines)} events {name}".rstrip())
+    return "\n".join([*parts, *lines[-TAIL:]]) + "\n"
