@@ -15,6 +15,7 @@ import ray
 from polyneuron.actors.coordinator import StepPlan
 from polyneuron.actors.io_counters import IoMeter
 from polyneuron.actors.messages import SubmitRequest
+from polyneuron.actors.pending_change import PendingChange
 from polyneuron.actors.readers import Readers
 from polyneuron.actors.request_book import RequestBook
 from polyneuron.actors.shells import attach_arena
@@ -68,10 +69,8 @@ class CoordinatorShell:
         self._recoveries = 0
         self._reader_generation = 1
         self._watched_ns = self._lost_ns = 0
-        self._changing = threading.Lock()
-        self._change: Callable[[], None] | None = None
-        """To be done between two steps."""
-        self._change_error: str | None = None
+        self._pending = PendingChange(self._changed)
+        self._hold_at: int | None = None
 
     @ray.method(concurrency_group="control")
     def attach(self, refs: list[Any], spec: ModelSpec, layout: ArenaLayout) -> int:
@@ -157,28 +156,26 @@ class CoordinatorShell:
         `memory_bytes`: what all of the product may take, which is why.
         """
         kept = "the neuron cache kept its size"
-        self._between_steps(lambda: self._resize(num_slots, memory_bytes), kept)
+        self._pending.ask(lambda: self._resize(num_slots, memory_bytes), kept)
 
     @ray.method(concurrency_group="control")
     def disturb_reads(self, faults: DeviceFaults) -> None:
         """From between two steps on, read the model file as if this were wrong with the device."""
-        self._between_steps(lambda: self._disturb(faults), "reads go on as before")
+        self._pending.ask(lambda: self._disturb(faults), "reads go on as before")
 
-    def _between_steps(self, change: Callable[[], None], kept: str) -> None:
-        """Have the loop make a change; EngineError says what stayed as it was, and why."""
-        with self._changing, self._changed:
-            self._change, self._change_error = change, None
+    @ray.method(concurrency_group="control")
+    def hold_at(self, num_tokens: int | None) -> None:
+        """Begin no step once all requests so far have generated so many tokens; None: go on."""
+        with self._changed:
+            self._hold_at = num_tokens
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._change is None or self._stopping)
-            if self._change_error is not None:
-                raise EngineError(f"{kept}: {self._change_error}")
 
     @ray.method(concurrency_group="control")
     def stop(self) -> None:
         """End the loop and everything in it."""
         with self._changed:
             self._stopping = True
-            self._changed.notify_all()
+            self._pending.give_up()
         self._arena.stop()
         if self._is_manned:
             self._readers.stop()
@@ -189,12 +186,12 @@ class CoordinatorShell:
     def run(self) -> None:
         """Run steps while there are sequences; else sleep, and look after the executors."""
         while True:
-            self._make_change()
+            self._pending.make()
             with self._changed:
-                plan = self._book.next_plan()
-                if plan is None and not self._stopping and self._change is None:
+                plan = self._next_plan()
+                if plan is None and not self._stopping and not self._pending.is_wanted:
                     self._changed.wait(IDLE_WATCH_S)
-                    plan = self._book.next_plan()
+                    plan = self._next_plan()
                 if self._stopping:
                     self._book.fail_all("stopped", None)
                     self._trace.close()
@@ -204,17 +201,9 @@ class CoordinatorShell:
             elif self._is_manned:
                 self._watch_idle()
 
-    def _make_change(self) -> None:
-        change, error = self._change, None
-        if change is None:
-            return
-        try:
-            change()
-        except Exception as caught:  # noqa: BLE001  it is of who asked; requests go on
-            error = str(getattr(caught, "cause", caught)) or repr(caught)
-        with self._changed:
-            self._change, self._change_error = None, error
-            self._changed.notify_all()
+    def _next_plan(self) -> StepPlan | None:
+        is_held = self._hold_at is not None and self._book.num_generated >= self._hold_at
+        return None if is_held else self._book.next_plan()
 
     def _resize(self, num_slots: int, memory_bytes: int) -> None:
         """Resize the neuron cache; no read may be under way, since pages may go."""
@@ -233,6 +222,8 @@ class CoordinatorShell:
         self._replace_idle()
         self._runner.wait_until_left(self._recover)
         self._readers.end()
+        if self._readers.are_lost():
+            self._replace_reader()
         try:
             yield
         finally:
@@ -314,11 +305,11 @@ class CoordinatorShell:
         lost_ns = monotonic_ns()
         self._trace.lost("read_error" if error else "reader_lost", "io")
         self._arena.abort()
-        self._wait_unwound([])
+        lost = self._supervisor.lost()  # at the same time: they do not leave the step either
+        self._supervisor.kill(lost)
+        self._wait_unwound(lost)
         self._readers.end()
-        self._ask_replacement("the I/O actor", self._attach_io)
-        if self._is_cache_torn():
-            self._ask_cache("reset_neurons", self._readers.num_slots)
+        self._replace_reader()
         self._runner.restart_stream()
         self._arena.clear_abort()
         self._readers.start()
@@ -328,6 +319,12 @@ class CoordinatorShell:
             raise DeviceError(error, read_failure(self._crew.model_path, error))
         self._count_recovery(complaint)
         return True
+
+    def _replace_reader(self) -> None:
+        """Have Ray's replacement of the I/O actor attach, and mend what the lost one left torn."""
+        self._ask_replacement("the I/O actor", self._attach_io)
+        if self._is_cache_torn():
+            self._ask_cache("reset_neurons", self._readers.num_slots)
 
     def _attach_io(self) -> None:
         offset = self._layout.at("inputs.bytes_read")

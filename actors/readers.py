@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from polyneuron.actors.supervisor import process_state
+from polyneuron.actors.supervisor import LOST_STATES, process_state
 from polyneuron.config import Phase
 from polyneuron.errors import EngineError, PolyneuronError
 from polyneuron.io.device_faults import DeviceFaults
@@ -58,6 +58,10 @@ class Readers:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)  # Ray notices that, and not that it was stopped
         return bool(self._running) and bool(ray.wait(self._running, timeout=0)[0])
+
+    def are_lost(self) -> bool:
+        """Whether the process that reads is gone, or stopped."""
+        return process_state(self.pid) in LOST_STATES
 
     def complaint(self) -> EngineError:
         """Why one of them has ended."""

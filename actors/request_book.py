@@ -42,6 +42,8 @@ class RequestBook:
         self.runs: dict[int, SequenceRun] = {}
         """Of requests that wait or run, by request id."""
         self._ended: dict[int, RequestOutcome] = {}
+        self.num_generated = 0
+        """Tokens given to all requests so far."""
 
     def submit(self, requests: SequenceOf[SubmitRequest]) -> None:
         """Queue one request, or candidates of one prompt; all of them or, when it raises, none."""
@@ -141,6 +143,7 @@ class RequestBook:
             self._trace.token_sampled(sequence)
             run.token_done(monotonic_ns(), step_ns, batch_size)
             run.mailbox.push(token_id)
+            self.num_generated += 1
         if sequence.status is RequestStatus.FINISHED:
             self._end(run)
 

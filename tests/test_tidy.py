@@ -65,6 +65,7 @@ IMPURE_ACTOR_MODULES = {
     **RAY_MODULES,
     "actors/arena.py": "maps shared memory",
     "actors/guards.py": "environment and signals while Ray runs",
+    "actors/pending_change.py": "wakes the coordinator's loop",
     "actors/private_dir.py": "Ray's folder on disk",
     "actors/process_stats.py": "reads /proc",
     "actors/supervisor.py": "watches and ends processes",
