@@ -47,6 +47,7 @@ KEYS: dict[Deed, tuple[str, ...]] = {
 }
 """Which keys each deed takes, beside `do`, `at_ms` and `at_token`."""
 
+LOSSES = (Deed.LOSE_NPU, Deed.LOSE_WORKER, Deed.LOSE_READER)
 SIMULATED_ONLY = (Deed.SHIFT_HOT_SET, Deed.THROTTLE)
 """What no switch of a real machine does: a change of topic, a hot processor."""
 
@@ -79,6 +80,11 @@ class Disturbance:
     """Hot-set shift: share of each layer's neurons that trade places in hotness."""
     cpu: float = 1.0
     """Throttle: cores run at this share of their speed."""
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether a process is lost."""
+        return self.deed in LOSSES
 
     @classmethod
     def from_table(cls, table: ScriptTable) -> Disturbance:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 READER_TITLE = "IoShell"
 """Part of what the process of the I/O actor calls itself."""
-TOLD_BY_OTHERS = (Deed.LOSE_WORKER, Deed.LOSE_NPU, Deed.LOSE_READER)
-"""Who finds a process lost tells the timeline."""
 FAULT_KINDS = {ReadFault.EIO: FaultKind.EIO, ReadFault.SHORT: FaultKind.SHORT_READ}
 
 
@@ -33,13 +31,14 @@ class Injector:
     _faults: DeviceFaults = field(default_factory=DeviceFaults)
     _readers: set[int] = field(default_factory=set)
     """Processes of the I/O actor that were seen."""
+    _held_at: int | None = None
 
     def __post_init__(self) -> None:
         self._readers.add(self._reader())
 
     def begin(self, event: Disturbance) -> None:
         """Do it now."""
-        if self.engine.timeline is not None and event.deed not in TOLD_BY_OTHERS:
+        if self.engine.timeline is not None and not event.is_loss:  # who finds it lost tells it
             actor, word, target = FAULTS[event.deed]
             self.engine.timeline.logger(actor).emit(Event.FAULT, kind=word, target=target)
         match event.deed:
@@ -80,11 +79,20 @@ class Injector:
         workers, npu = again[: config.num_workers], again[config.num_workers :]
         return sum(workers) + max(npu, default=0) + len(self._readers - {0}) - 1
 
+    def hold_at(self, num_tokens: int | None) -> None:
+        """Let the engine begin no step once it has generated so many tokens; None: let it run."""
+        if num_tokens != self._held_at:
+            self._held_at = num_tokens
+            self._ask("hold_at", num_tokens)
+
     def _disturb(self, faults: DeviceFaults) -> None:
+        self._faults = faults
+        self._ask("disturb_reads", faults)
+
+    def _ask(self, method: str, value: object) -> None:
         from polyneuron.actors.launch import ask_coordinator  # imports Ray, which runs by now
 
-        self._faults = faults
-        ask_coordinator(self.engine.actors, "disturb_reads", faults)
+        ask_coordinator(self.engine.actors, method, value)
 
     def _memory_bytes(self, event: Disturbance) -> int:
         """The budget that an event means; a share of feed forward is turned into bytes."""

@@ -20,6 +20,8 @@ from polyneuron.synth.write import SynthSettings, synthesize
 SHAPE = "bamboo-7b"
 """Whose arithmetic the small model has: dReLU, where most neurons are exactly zero."""
 CALIBRATION_TOKENS = 256
+LOW_RANK = PredictorSettings(rank=32)
+"""Predictors that are fitted in a second."""
 POLICIES: dict[Policy, dict[str, Any]] = {
     Policy.POWERINFER2: {},
     Policy.PIPELINE: {},
@@ -61,9 +63,6 @@ def replay_model(script: Script, folder: Path) -> Path:
         vocab = script.replay.vocab
         make_profile(path, random_prompt(script.seed, "text", CALIBRATION_TOKENS, vocab), LOW_RANK)
     return path
-
-
-LOW_RANK = PredictorSettings()
 
 
 def _settings(script: Script) -> SynthSettings:

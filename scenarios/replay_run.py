@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -64,30 +63,60 @@ class ReplayRun:
     restarts: int = 0
     peak_bytes: int = 0
     _start_ns: int = 0
+    _events: list[Disturbance] = field(default_factory=list)
+    """Those that have not begun."""
+    _lasting: list[tuple[Moment, Disturbance]] = field(default_factory=list)
+    """When what has begun ends."""
+    _waiting: list[tuple[int, Request]] = field(default_factory=list)
+    """Requests that have not come, by their numbers."""
 
     def run(self) -> None:
         """Play everything to its end; whatever still runs when this raises is cancelled."""
         self._start_ns = self.clock.now_ns()
         injector = Injector(self.engine)
-        events = list(self.script.events) if self.disturbed else []
-        lasting: list[tuple[Moment, Disturbance]] = []
-        waiting = list(enumerate(self.script.requests))
+        self._events = list(self.script.events) if self.disturbed else []
+        self._waiting = list(enumerate(self.script.requests))
         try:
-            while waiting or not self._all_ended():
+            while self._waiting or not self._all_ended():
                 self.engine.check_alive()
-                self._end_due(injector, lasting)
-                for event in [event for event in events if self._is_due(event.moment)]:
-                    events.remove(event)
-                    injector.begin(event)
-                    lasting += self._ends_of(event)
-                for index, request in self._arrivals(waiting):
-                    waiting.remove((index, request))
-                    self._submit(index, request)
+                self._play_due(injector)
                 self.clock.wait_ns(POLL_NS)
             self.restarts = injector.restarts
             self.peak_bytes = self.engine.memory().total_bytes
         finally:
             self._abandon()
+            injector.hold_at(None)
+
+    def _play_due(self, injector: Injector) -> None:
+        """Whatever is due; the engine takes no step beyond the next moment that counts tokens."""
+        for moment, event in [end for end in self._lasting if self._is_due(end[0])]:
+            self._lasting.remove((moment, event))
+            injector.end(event)
+        due = [event for event in self._events if self._is_due(event.moment)]
+        for event in due:
+            self._events.remove(event)
+            if not event.is_loss:
+                self._begin(injector, event)
+        for index, request in self._arrivals():
+            self._waiting.remove((index, request))
+            self._submit(index, request)
+        injector.hold_at(self._next_token_moment())
+        for event in due:
+            if event.is_loss:  # it comes in the midst of a step
+                self._begin(injector, event)
+
+    def _begin(self, injector: Injector, event: Disturbance) -> None:
+        injector.begin(event)
+        self._lasting += self._ends_of(event)
+
+    def _next_token_moment(self) -> int | None:
+        """The next count of tokens at which something is to happen."""
+        moments = [
+            *(event.moment for event in self._events),
+            *(request.moment for _, request in self._waiting),
+            *(moment for moment, _ in self._lasting),
+        ]
+        return min((m.at_token for m in moments if m.at_token is not None), default=None)
 
     @property
     def num_tokens(self) -> int:
@@ -104,8 +133,9 @@ class ReplayRun:
             return self.num_tokens >= moment.at_token
         return self.clock.now_ns() - self._start_ns >= (moment.at_ns or 0)
 
-    def _arrivals(self, waiting: Sequence[tuple[int, Request]]) -> list[tuple[int, Request]]:
+    def _arrivals(self) -> list[tuple[int, Request]]:
         """Requests whose moment has come; the next one in any case when no token would come."""
+        waiting = self._waiting
         due = [(index, request) for index, request in waiting if self._is_due(request.moment)]
         stuck = [(i, request) for i, request in waiting if request.moment.at_token is not None]
         if not due and len(stuck) == len(waiting) and self._all_ended():
@@ -119,11 +149,6 @@ class ReplayRun:
         if event.for_tokens is not None:
             return [(Moment(at_token=self.num_tokens + event.for_tokens), event)]
         return []
-
-    def _end_due(self, injector: Injector, lasting: list[tuple[Moment, Disturbance]]) -> None:
-        for end in [end for end in lasting if self._is_due(end[0])]:
-            lasting.remove(end)
-            injector.end(end[1])
 
     def _submit(self, index: int, request: Request) -> None:
         seed, engine = self.script.seed, self.engine
