@@ -23,16 +23,13 @@ COMPILE_FLAGS = [
     "-Werror",
 ]
 
-INCLUDED = ("kernels", "engine", "io_engine", "neuron_reads", "trace")
+INCLUDED = ("kernels", "engine", "io_engine", "neuron_reads", "simulation", "trace")
 
 ffibuilder = FFI()
 ffibuilder.cdef("\n".join((ROOT / "src" / name).read_text() for name in API_HEADERS))
 ffibuilder.set_source(
     "polyneuron.kernels._kernels",
-    "".join(
-        f'#include "{name}.h"\n'
-        for name in ("kernels", "engine", "io_engine", "neuron_reads", "simulation", "trace")
-    ),
+    "".join(f'#include "{name}.h"\n' for name in INCLUDED),
     sources=SOURCES,
     include_dirs=["kernels/src"],
     depends=HEADERS,
