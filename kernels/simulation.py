@@ -126,7 +126,8 @@ class StepSimulation:
             raise ValueError(f"max_sequences {max_sequences}: 1 to {MAX_SEQUENCES}")
         self.num_units = num_layers * tables.num_experts
         self.num_neurons = self.num_units * tables.num_neurons
-        self._c: CData = ffi.new("struct simulation *")
+        made: Any = ffi.new("struct simulation *")
+        self._c = made
         self._c.num_layers, self._c.cluster_neurons = num_layers, cluster_neurons
         self._c.cache_kind = cache_kind
         self._kept: dict[str, Any] = {}
@@ -193,13 +194,14 @@ class StepSimulation:
 
     def configure(
         self, costs: Mapping[str, int], *, num_cores: int, flags: StepFlag, hot_neurons: int,
-        first_bytes: int, second_bytes: int, queue_depth: int,
+        first_bytes: int, second_bytes: int, bundle_bytes: int, merge_gap: int, queue_depth: int,
     ) -> None:  # fmt: skip
         """What steps cost from now on; `costs` are all fields of `struct cluster_costs`."""
         for name, value in costs.items():
             setattr(self._c.costs, name, value)
         self._c.num_cores, self._c.flags, self._c.hot_neurons = num_cores, flags, hot_neurons
         self._c.first_bytes, self._c.second_bytes = first_bytes, second_bytes
+        self._c.bundle_bytes, self._c.merge_gap = bundle_bytes, merge_gap
         self._c.queue_depth = queue_depth
 
     def set_attention(self, attention_ns: int) -> None:

@@ -7,7 +7,7 @@ fitted stands apart, under `[fitted]`, each with its reason.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Self
@@ -70,12 +70,15 @@ class NpuModel:
 class StorageModel:
     """Flash behind one command queue; rates in bytes a second."""
 
-    sequential: Points
-    """(bytes of a read, rate) in order."""
-    random: Points
-    """(bytes of a read, rate) within the smallest range, from the reader's core, a deep queue."""
-    range: Points
-    """(bytes that reads spread over, share of the rate)."""
+    page_reads: Points
+    """(bytes that reads spread over, rate of random reads of a page) from the reader's core, a deep
+    queue."""
+    large_rate: float
+    """Of random reads so large that their number no longer counts."""
+    page: int
+    """Bytes of a page: less costs as much."""
+    merges: bool
+    """Whether neighbours in the file are read as one."""
     cores: Mapping[str, float]
     """Share of the rate by the kind of core that issues."""
     reader: str
@@ -94,13 +97,17 @@ class StorageModel:
     stream_rate: float
     """Of whole layers, read ahead while others compute."""
 
-    def read_ns(self, read_bytes: int, range_bytes: int, depth: int, is_shared: bool) -> float:
-        """The command queue's time for one random read, with so many under way at most."""
-        rate = interpolated(self.random, read_bytes) * interpolated(self.range, range_bytes)
-        rate *= self.cores.get(self.reader, 1.0) * (self.shared if is_shared else 1.0)
-        size = max(float(read_bytes), self.random[0][0])
-        turn = size * 1e9 / rate
-        return max(turn, (turn + self.latency_ns) / max(1, min(depth, self.depth)))
+    def _share(self, is_shared: bool) -> float:
+        return self.cores.get(self.reader, 1.0) * (self.shared if is_shared else 1.0)
+
+    def command_ns(self, range_bytes: int, is_shared: bool) -> float:
+        """The queue's time for each random read over such a range, beyond moving its bytes."""
+        page_ns = self.page * 1e9 / interpolated(self.page_reads, range_bytes)
+        return max(0.0, page_ns - self.page * 1e9 / self.large_rate) / self._share(is_shared)
+
+    def moving_ns(self, read_bytes: float, is_shared: bool) -> float:
+        """The queue's time for so many bytes of one read."""
+        return max(read_bytes, self.page) * 1e9 / self.large_rate / self._share(is_shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,16 +180,17 @@ def _numbers(table: ScriptTable, kind: Any, whole: set[str]) -> dict[str, Any]:
 
 
 def _storage(table: ScriptTable) -> StorageModel:
-    lists = ("sequential", "random", "range")
     table.only((*StorageModel.__slots__, "source"))
     cores = table.need("cores", "a table: share of the rate by kind of core")
     if not isinstance(cores, Mapping):
         table.refuse("cores", f"is {cores!r}: give a table")
     numbers = (
-        "shared", "latency_ns", "tail_ns", "tail_share", "map_rate", "stream_rate",
+        "large_rate", "shared", "latency_ns", "tail_ns", "tail_share", "map_rate", "stream_rate",
     )  # fmt: skip
     return StorageModel(
-        **{name: _points(table, name) for name in lists},
+        page_reads=_points(table, "page_reads"),
+        page=table.whole("page", None, 512, 1 << 24),
+        merges=table.flag("merges", default=True),
         cores={str(kind): float(share) for kind, share in cores.items()},
         reader=table.text("reader"),
         depth=table.whole("depth", None, 1, 4096),
@@ -238,20 +246,14 @@ def _measured_cpu(profile: DeviceProfile) -> CpuModel:
 def _measured_storage(profile: DeviceProfile) -> StorageModel:
     sizes = sorted({row.read_bytes for row in profile.reads if row.is_random})
     depth = max(row.depth for row in profile.reads if row.is_random)
-    random = [(float(size), profile.random_reads(size, depth)) for size in sizes]
+    page, large = (profile.random_reads(size, depth) for size in (sizes[0], sizes[-1]))
     layers = profile.layer_reads()
-    stream = layers.reads_per_s * layers.read_bytes
-    alone = profile.random_reads(sizes[0], 1)
-    turn_ns = 1e9 / random[0][1].reads_per_s
+    alone = profile.random_reads(sizes[0], 1).latency_ns
     return StorageModel(
-        sequential=((float(layers.read_bytes), stream),),
-        random=tuple((size, speed.reads_per_s * size) for size, speed in random),
-        range=((float(profile.probed_bytes), 1.0),),
-        cores={"any": 1.0}, reader="any", shared=1.0, depth=depth,
-        latency_ns=max(0.0, alone.latency_ns - turn_ns), tail_ns=0.0, tail_share=0.0,
-        map_rate=_serial_rate(alone.latency_ns, sizes[0]), stream_rate=stream,
+        page_reads=((float(profile.probed_bytes), page.reads_per_s * sizes[0]),),
+        large_rate=max(large.reads_per_s * sizes[-1], page.reads_per_s * sizes[0] * 1.01),
+        page=sizes[0], merges=False, cores={"any": 1.0}, reader="any", shared=1.0, depth=depth,
+        latency_ns=max(0.0, alone - 1e9 / page.reads_per_s), tail_ns=0.0, tail_share=0.0,
+        map_rate=sizes[0] * 1e9 / max(1.0, alone),
+        stream_rate=layers.reads_per_s * layers.read_bytes,
     )  # fmt: skip
-
-
-def _serial_rate(latency_ns: float, read_bytes: int) -> float:
-    return read_bytes * 1e9 / max(1.0, latency_ns)

@@ -80,7 +80,7 @@ def _layer_ns(
 ) -> float:
     """One expert's share of a layer: CPU and NPU side by side on one memory."""
     each = costs.cluster_costs(hot)
-    cpu = each["predict"] * (num - hot) * tokens
+    cpu = float(each["predict"] * (num - hot) * tokens)
     cpu += rows * (each["gate_row"] + each["up_down_row"] + each["neuron"])
     cpu += pairs * (each["gate_token"] + each["up_down_token"])
     cpu_ns, npu_ns = cpu / 1000 / costs.num_cores, float(each["npu_ns"])

@@ -165,7 +165,8 @@ class SimulatedEngine:
         self._steps.configure(
             costs.cluster_costs(self.hot_neurons), num_cores=costs.num_cores,
             flags=self.traits.flags, hot_neurons=self.hot_neurons, first_bytes=first,
-            second_bytes=second, queue_depth=self.settings.queue_depth,
+            second_bytes=second, bundle_bytes=self.shape.bundle,
+            merge_gap=costs.merge_gap, queue_depth=self.settings.queue_depth,
         )  # fmt: skip
         self._steps.resize(max(0, self.cold_slots))
         return max(0, self.hot_neurons - before) * self.shape.units

@@ -20,6 +20,7 @@ from polyneuron.actors.messages import SubmitRequest
 from polyneuron.clock import VirtualClock
 from polyneuron.config import EngineConfig, Phase
 from polyneuron.errors import ConfigError
+from polyneuron.scenarios.checkers import Checker
 from polyneuron.scenarios.device_model import DeviceModel
 from polyneuron.scenarios.disturbance import Deed, Disturbance, ReadFault
 from polyneuron.scenarios.measured import Asked, Measured
@@ -69,9 +70,14 @@ class SimulatedRun:
     """One run of a script."""
 
     def __init__(
-        self, script: Script, timeline: TimelineSink | None, device: DeviceModel | None = None
+        self,
+        script: Script,
+        timeline: TimelineSink | None,
+        device: DeviceModel | None = None,
+        checker: Checker | None = None,
     ) -> None:
         self.script = script
+        self._checker = checker
         shape = ModelShape.from_table(script.model, script.where("model"), script.activity)
         candidates = max(request.best_of for request in script.requests)
         most = max(script.engine.max_sequences if len(script.requests) > 1 else 1, candidates)
@@ -191,8 +197,10 @@ class SimulatedRun:
         else:
             slots = [row.sequence.slot for row in plan.rows]
             kv_tokens = sum(row.position + 1 for row in plan.rows)
-            is_detailed = self.timeline.wants_detail()
+            is_detailed = self._checker is not None or self.timeline.wants_detail()
             outcome = self.engine.decode(slots, kv_tokens, is_detailed)
+            if self._checker is not None:
+                self._checker.step_done(self.engine, outcome)
         extra, self._extra_ns = self._extra_ns, 0
         if outcome.totals.reads:
             extra += self._retries()

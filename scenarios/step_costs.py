@@ -66,7 +66,7 @@ class StepCosts:
     now: Conditions
     is_resident: bool
     """All of feed forward is in memory: nobody reads."""
-    cached_bytes: int
+    file_bytes: int
     """What reads spread over: feed forward in the file."""
     queue_depth: int
     workers: int = 0
@@ -140,9 +140,28 @@ class StepCosts:
 
     def read_ps(self, read_bytes: int) -> int:
         """The command queue's time for one read."""
-        storage = self.device.storage
-        ns = storage.read_ns(read_bytes, self.cached_bytes, self.queue_depth, self.traits.is_shared)
-        return round(ns * 1000 * self.now.flash)
+        depth = min(self.queue_depth, self.device.storage.depth)
+        command, moving = self.command_ns, self.moving_ns(read_bytes)
+        turn = command + moving
+        turn = max(turn, (turn + self.device.storage.latency_ns) / depth)
+        return round(turn * 1000 * self.now.flash)
+
+    @property
+    def command_ns(self) -> float:
+        """The command queue's time for a read, whatever its size."""
+        return self.device.storage.command_ns(self.file_bytes, self.traits.is_shared)
+
+    def moving_ns(self, read_bytes: float) -> float:
+        """The time of a read's bytes; less than a page costs as much as one."""
+        return self.device.storage.moving_ns(read_bytes, self.traits.is_shared)
+
+    @property
+    def merge_gap(self) -> int:
+        """How far apart missing neurons may lie in the file to be read as one: as long as moving
+        what lies between them takes no longer than another command."""
+        if not self.device.storage.merges:
+            return 0
+        return 1 + int(self.command_ns / self.moving_ns(self.shape.bundle))
 
     @property
     def reads(self) -> tuple[int, int]:
@@ -179,6 +198,8 @@ class StepCosts:
             "miss": round(cpu.miss_ns * 1000 / self.now.cpu),
             "first_read": self.read_ps(first) if first else 0,
             "second_read": self.read_ps(second) if second else 0,
+            "run_read": round(self.command_ns * 1000 * self.now.flash),
+            "run_neuron": round(self.moving_ns(self.shape.bundle) * 1000 * self.now.flash),
             "latency_ns": round(storage.latency_ns * self.now.flash),
             "tail_ns": self.tail[0],
             "tail_share": min(TAIL_SHARE - 1, round(self.tail[1] * TAIL_SHARE)),

@@ -68,38 +68,59 @@ struct layer_run {
     uint8_t *missed;
 };
 
-static void add_misses(struct layer_run *run, uint32_t first_cluster, uint32_t first_neuron,
-                       uint32_t neuron) {
-    uint32_t cluster = (neuron - first_neuron - run->simulation->hot_neurons) /
-                       run->simulation->cluster_neurons;
-    run->plan->clusters[first_cluster + cluster].misses++;
-    run->plan->misses++;
+/* One read: of `count` missing neurons that span so many. */
+static void add_read(struct layer_cluster *one, uint32_t count, uint32_t span) {
+    one->misses += count;
+    if (count == 1) {
+        one->singles++;
+    } else {
+        one->runs++;
+        one->run_neurons += span;
+    }
 }
 
-/* All n neurons of the list are missing. */
-static void miss_all(struct layer_run *run, uint32_t cluster, uint32_t first, uint32_t n) {
-    for (uint32_t i = 0; i < n; i++)
-        add_misses(run, cluster, first, run->neurons[i]);
+/* What n missing neurons (ascending) of a unit cost: neighbours are one read, within a cluster. */
+static void add_misses(struct layer_run *run, uint32_t first_cluster, uint32_t first_neuron,
+                       const uint32_t *neurons, uint32_t n) {
+    const struct simulation *simulation = run->simulation;
+    uint32_t begin = 0, gap = simulation->merge_gap;
+    run->plan->misses += n;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t at = neurons[i] - first_neuron - simulation->hot_neurons;
+        uint32_t next = i + 1 < n ? neurons[i + 1] : UINT32_MAX;
+        int is_last = next - neurons[i] > gap || (at + next - neurons[i]) /
+                      simulation->cluster_neurons != at / simulation->cluster_neurons;
+        if (!is_last)
+            continue;
+        add_read(&run->plan->clusters[first_cluster + at / simulation->cluster_neurons],
+                 i + 1 - begin, neurons[i] - neurons[begin] + 1);
+        begin = i + 1;
+    }
 }
 
 static void look_up(struct layer_run *run, uint32_t cluster, uint32_t first, uint32_t n) {
     struct simulation *simulation = run->simulation;
     if (simulation->cache_kind == CACHE_NONE) {
-        miss_all(run, cluster, first, n);
+        add_misses(run, cluster, first, run->neurons, n);
     } else if (simulation->cache_kind == CACHE_WINDOW) {
+        uint32_t missed = 0;
         recent_use(simulation->cache, simulation->epoch, run->neurons, n, run->missed);
         for (uint32_t i = 0; i < n; i++)
             if (run->missed[i])
-                add_misses(run, cluster, first, run->neurons[i]);
+                run->slots[missed++] = run->neurons[i];
+        add_misses(run, cluster, first, run->slots, missed);
     } else if (simulation->cache_kind == CACHE_NEURON && n > 0) {
         int misses = neuron_cache_use(simulation->cache, simulation->epoch, run->neurons, n,
                                       run->slots, run->missing);
-        if (misses < 0)
-            miss_all(run, cluster, first, n); /* fewer slots than the layer needs: not kept */
+        if (misses < 0) { /* fewer slots than the layer needs: nothing is kept */
+            add_misses(run, cluster, first, run->neurons, n);
+            return;
+        }
         for (int i = 0; i < misses; i++) {
-            add_misses(run, cluster, first, run->missing[i].neuron);
+            run->slots[i] = run->missing[i].neuron;
             neuron_cache_landed(simulation->cache, run->missing[i].neuron);
         }
+        add_misses(run, cluster, first, run->slots, (uint32_t)misses);
     }
 }
 
@@ -127,7 +148,7 @@ static int plan_unit(struct layer_run *run, uint32_t expert) {
         uint32_t to = at + size < num ? at + size : num;
         struct layer_cluster *one = &plan->clusters[plan->num_clusters++];
         *one = (struct layer_cluster){(first % (num * simulation->experts.num_experts) + at) / size,
-                                      count_bits(bits, at, to), 0, 0};
+                                      count_bits(bits, at, to), 0, 0, 0, 0, 0};
         for (uint32_t i = 0; i < use->n; i++)
             one->tokens += count_bits(bits_of(simulation, use->sequences[i], unit), at, to);
         run->totals->active += one->tokens;
@@ -151,15 +172,15 @@ static void choose_experts(struct layer_run *run, uint32_t layer, const uint32_t
     for (uint32_t i = 0; i < n; i++) {
         uint32_t sequence = sequences[i];
         uint64_t *random = &simulation->random[1 + sequence];
-        uint8_t fresh[256], *chosen = simulation->chosen + experts->num_used *
-                            ((size_t)sequence * simulation->num_layers + layer);
-        experts_next(experts, layer, chosen, random, fresh);
+        uint8_t *chosen = simulation->chosen + experts->num_used *
+                          ((size_t)sequence * simulation->num_layers + layer);
+        experts_next(experts, layer, chosen, random);
         for (uint32_t k = 0; k < experts->num_used; k++) {
             struct unit_use *use = &run->uses[chosen[k]];
             use->sequences[use->n++] = sequence;
             uint32_t unit = layer * experts->num_experts + chosen[k];
             activity_next(&simulation->law, bits_of(simulation, sequence, unit), random,
-                          fresh[k] ? simulation->law.num_levels - 1 : levels[i]);
+                          levels[i]);
         }
     }
 }
@@ -184,10 +205,9 @@ int simulation_step(struct simulation *simulation, const uint32_t *sequences,
     simulation->num_records = 0;
     struct layer_run run = open_run(simulation, totals);
     int64_t now = 0, io_free = 0;
-    simulation->epoch += simulation->cache_kind == CACHE_WINDOW;
     for (uint32_t layer = 0; layer < simulation->num_layers; layer++) {
         choose_experts(&run, layer, sequences, levels, n);
-        simulation->epoch += simulation->cache_kind != CACHE_WINDOW;
+        simulation->epoch++;
         struct layer_plan *plan = run.plan;
         plan->layer = layer, plan->num_clusters = plan->misses = plan->predicted = 0;
         plan->npu_ns = 0;
@@ -220,14 +240,13 @@ void simulation_warm(struct simulation *simulation, uint32_t n) {
     struct layer_run run = open_run(simulation, &totals);
     if (simulation->cache_kind < CACHE_NEURON)
         return;
-    simulation->epoch += simulation->cache_kind == CACHE_WINDOW;
     for (uint32_t unit = 0; unit < num_units(simulation); unit++) {
         uint32_t count = list_hottest(&run, unit, ranks);
+        simulation->epoch++;
         if (simulation->cache_kind == CACHE_WINDOW) {
             recent_use(simulation->cache, simulation->epoch, run.neurons, count, run.missed);
             continue;
         }
-        simulation->epoch++;
         int misses = neuron_cache_use(simulation->cache, simulation->epoch, run.neurons, count,
                                       run.slots, run.missing);
         for (int i = 0; i < misses; i++)

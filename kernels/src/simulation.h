@@ -30,6 +30,8 @@ struct layer_cluster {
     uint32_t needed;  /* neurons some token needs */
     uint32_t tokens;  /* (token, neuron) pairs */
     uint32_t misses;
+    uint32_t singles; /* of them, read alone */
+    uint32_t runs, run_neurons; /* reads of several neighbours, and what they span */
 };
 
 struct layer_plan {
@@ -42,9 +44,9 @@ struct layer_plan {
 /* simulation_activity.c */
 /* One more token of a unit's neurons. */
 void activity_next(const struct neuron_law *law, uint64_t *bits, uint64_t *random, uint32_t level);
-/* The experts that a token uses, from those of the token before it; fresh[i]: not used by it. */
-void experts_next(const struct expert_law *law, uint32_t layer, uint8_t *chosen, uint64_t *random,
-                  uint8_t *fresh);
+/* The experts that a token uses, from those of the token before it. A neuron
+ * of an expert that is not used stays as it was. */
+void experts_next(const struct expert_law *law, uint32_t layer, uint8_t *chosen, uint64_t *random);
 
 /* simulation_recent.c */
 /* The neurons (ascending) are used by the token `now`: their number that was not held; each of

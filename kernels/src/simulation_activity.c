@@ -45,30 +45,24 @@ static int is_in(const uint8_t *chosen, uint32_t n, uint32_t expert) {
     return 0;
 }
 
-void experts_next(const struct expert_law *law, uint32_t layer, uint8_t *chosen, uint64_t *random,
-                  uint8_t *fresh) {
+void experts_next(const struct expert_law *law, uint32_t layer, uint8_t *chosen, uint64_t *random) {
     uint8_t next[256];
     uint32_t n = 0, num = law->num_experts;
     if (num == 1) {
-        fresh[0] = 0;
         chosen[0] = 0;
         return;
     }
     for (uint32_t i = 0; i < law->num_used; i++)
-        if ((uint32_t)next_random(random) < law->stay) {
-            fresh[n] = 0;
+        if ((uint32_t)next_random(random) < law->stay)
             next[n++] = chosen[i];
-        }
     while (n < law->num_used) {
         uint64_t r = next_random(random);
         uint32_t drawn = below((uint32_t)(r >> 32), num);
         if ((uint32_t)r >= law->alias_share[drawn])
             drawn = law->alias_expert[drawn];
         uint32_t expert = (drawn + layer) % num; /* another one is popular in each layer */
-        if (is_in(next, n, expert))
-            continue;
-        fresh[n] = !is_in(chosen, law->num_used, expert);
-        next[n++] = (uint8_t)expert;
+        if (!is_in(next, n, expert))
+            next[n++] = (uint8_t)expert;
     }
     memcpy(chosen, next, n);
 }

@@ -44,7 +44,8 @@ struct cluster_costs {             /* ps unless it says ns */
     int64_t gate_row, up_down_row; /* each neuron some token needs */
     int64_t gate_token, up_down_token; /* and each of the tokens that need it */
     int64_t neuron, miss;          /* looked up / admitted, by who computes it */
-    int64_t first_read, second_read; /* the command queue's time for each read */
+    int64_t first_read, second_read; /* the command queue's time for a neuron read alone */
+    int64_t run_read, run_neuron;  /* for a run of neighbours, and for each neuron it spans */
     int64_t latency_ns;            /* from a read's turn to its completion, beyond that */
     int64_t tail_ns;               /* how much later a slow read is */
     uint32_t tail_share;           /* P(a read is slow), of 2^32 */
@@ -81,12 +82,14 @@ struct simulation {
     struct cluster_costs costs;
     uint32_t num_layers, cluster_neurons, hot_neurons; /* hot: a unit's first ones, on the NPU */
     uint32_t num_cores, queue_depth, cache_kind, flags;
-    uint32_t first_bytes, second_bytes; /* of a neuron's reads */
+    uint32_t first_bytes, second_bytes; /* of the reads of a neuron alone */
+    uint32_t bundle_bytes;         /* from one neuron to the next in the file */
+    uint32_t merge_gap;            /* missing neurons this far apart are one read; 0: none are */
     void *cache;                   /* neuron cache, or recent_neurons */
     uint64_t *bits;                /* (sequences, units, num_neurons / 64) active neurons */
     uint64_t *random;              /* (sequences + 1) generators' states; the last one's: latency */
     uint8_t *chosen;               /* (sequences, layers, num_used) experts of the last token */
-    uint32_t epoch;                /* of the neuron cache; each layer is one */
+    uint32_t epoch;                /* of the cache; each layer is one */
     struct step_record *records;   /* NULL: none */
     uint32_t max_records, num_records;
     uint32_t *scratch;             /* simulation_scratch_words() words */
@@ -103,7 +106,8 @@ int simulation_step(struct simulation *simulation, const uint32_t *sequences,
 /* The neuron cache takes the n first neurons of every unit, as far as it has slots. */
 void simulation_warm(struct simulation *simulation, uint32_t n);
 
-/* Neurons of the last tokens, the oldest token's first to go: a window that is as long as it can be.
+/* Neurons of the last layers computed, the oldest layer's first to go: as long a window as there are
+ * slots for.
  * Memory that begins at a multiple of 8. */
 size_t recent_bytes(uint32_t num_neurons);
 void recent_format(void *recent, uint32_t num_neurons, uint32_t num_slots);

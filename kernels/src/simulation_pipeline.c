@@ -74,14 +74,23 @@ static void record(struct run *run, int stage, uint32_t cluster, int core, int64
         is_of_cluster ? one->misses : 0, bytes, 0};
 }
 
-/* n reads ordered at `at`: when the last one has completed. */
-static int64_t read_rows(struct run *run, int stage, uint32_t cluster, int64_t at, uint32_t n) {
+/* A cluster's reads of one stage, ordered at `at`: when the last one has completed. `singles` are
+ * neurons read alone; runs of neighbours are read whole, in the first stage. */
+static int64_t read_rows(struct run *run, int stage, uint32_t cluster, int64_t at,
+                         uint32_t singles) {
     const struct simulation *simulation = run->simulation;
     const struct cluster_costs *costs = &simulation->costs;
+    const struct layer_cluster *one = &run->plan->clusters[cluster];
     int is_first = stage == STAGE_GIO;
-    uint32_t bytes = n * (is_first ? simulation->first_bytes : simulation->second_bytes);
+    uint32_t n = singles, bytes = singles * (is_first ? simulation->first_bytes
+                                                      : simulation->second_bytes);
     int64_t begin = at > *run->io_free ? at : *run->io_free;
-    *run->io_free = begin + n * (is_first ? costs->first_read : costs->second_read);
+    *run->io_free = begin + singles * (is_first ? costs->first_read : costs->second_read);
+    if (is_first) {
+        n += one->runs;
+        bytes += one->run_neurons * simulation->bundle_bytes;
+        *run->io_free += one->runs * costs->run_read + one->run_neurons * costs->run_neuron;
+    }
     int64_t end = *run->io_free + costs->latency_ns * PS_PER_NS;
     uint64_t slow = (uint64_t)n * costs->tail_share;
     if (costs->tail_share && (next_random(&simulation->random[0]) & UINT32_MAX) < slow)
@@ -137,7 +146,7 @@ static void order_reads(struct run *run, int64_t now) {
         uint32_t i = event.cluster;
         int is_gate = run->stage[i] == STAGE_GC;
         int64_t ready = read_rows(run, is_gate ? STAGE_GIO : STAGE_UDIO, i, event.at,
-                                  is_gate ? run->plan->clusters[i].misses : run->open[i]);
+                                  is_gate ? run->plan->clusters[i].singles : run->open[i]);
         push(&run->ready, ready, i);
     }
 }
@@ -150,6 +159,7 @@ static void advance(struct run *run, uint32_t i, int64_t at) {
         run->stage[i] = STAGE_GC;
     } else {
         run->stage[i] = STAGE_UDC;
+        reads = run->plan->clusters[i].singles;
         reads = run->open[i] = is_two_phase ? open_gates(run, reads) : 0;
     }
     push(reads ? &run->ordered : &run->ready, at, i);
@@ -217,9 +227,10 @@ static void compute_stage(struct run *run, int stage) {
 static void read_stage(struct run *run, int stage) {
     int64_t at = run->core_free[0], end = at;
     for (uint32_t i = 0; i < run->plan->num_clusters; i++) {
-        uint32_t n = run->plan->clusters[i].misses;
-        n = stage == STAGE_UDIO ? open_gates(run, n) : n;
-        int64_t landed = n ? read_rows(run, stage, i, at, n) : at;
+        const struct layer_cluster *one = &run->plan->clusters[i];
+        uint32_t n = stage == STAGE_UDIO ? open_gates(run, one->singles) : one->singles;
+        int is_read = n || (stage == STAGE_GIO && one->runs);
+        int64_t landed = is_read ? read_rows(run, stage, i, at, n) : at;
         end = landed > end ? landed : end;
     }
     for (uint32_t i = 0; i < run->simulation->num_cores; i++) {

@@ -1,15 +1,15 @@
-/* Neurons of the last tokens (LLM in a flash): a neuron stays while its last use is one of the last
- * k tokens, k being as large as the slots allow. */
+/* Neurons of the last tokens (LLM in a flash): a neuron stays while its last use is in a window of
+ * the last layers computed, which is as long as the slots allow. */
 #include <string.h>
 
 #include "simulation.h"
 
-#define WINDOW_TOKENS 4096u /* a power of two: longer windows hold nothing more in practice */
+#define WINDOW_EPOCHS 65536u /* a longer window would hold nothing more in practice */
 
 struct recent_neurons {
     uint32_t num_neurons, num_slots, num_held;
-    uint32_t oldest; /* token whose neurons would go first; tokens count from 1 */
-    uint32_t of_token[WINDOW_TOKENS]; /* neurons held whose last use it was, by token % WINDOW */
+    uint32_t oldest; /* epoch whose neurons would go first; epochs count from 1 */
+    uint32_t of_epoch[WINDOW_EPOCHS]; /* neurons held whose last use it was */
     uint32_t last_use[];              /* 0: never */
 };
 
@@ -30,13 +30,13 @@ static int is_held(const struct recent_neurons *recent, uint32_t neuron) {
 }
 
 static void drop_oldest(struct recent_neurons *recent) {
-    uint32_t *count = &recent->of_token[recent->oldest % WINDOW_TOKENS];
+    uint32_t *count = &recent->of_epoch[recent->oldest % WINDOW_EPOCHS];
     recent->num_held -= *count;
     *count = 0;
     recent->oldest++;
 }
 
-/* Room for one more: 0 when the running token alone fills the slots. */
+/* Room for one more: 0 when the running layer alone fills the slots. */
 static int make_place(struct recent_neurons *recent, uint32_t now) {
     while (recent->num_held >= recent->num_slots && recent->oldest < now)
         drop_oldest(recent);
@@ -47,7 +47,7 @@ uint32_t recent_use(void *base, uint32_t now, const uint32_t *neurons, uint32_t 
                     uint8_t *missed) {
     struct recent_neurons *recent = base;
     assert(now > 0 && now >= recent->oldest);
-    while (now - recent->oldest >= WINDOW_TOKENS)
+    while (now - recent->oldest >= WINDOW_EPOCHS)
         drop_oldest(recent);
     uint32_t num_missed = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -60,10 +60,10 @@ uint32_t recent_use(void *base, uint32_t now, const uint32_t *neurons, uint32_t 
                 continue;
             recent->num_held++;
         } else {
-            recent->of_token[*last_use % WINDOW_TOKENS]--;
+            recent->of_epoch[*last_use % WINDOW_EPOCHS]--;
         }
         *last_use = now;
-        recent->of_token[now % WINDOW_TOKENS]++;
+        recent->of_epoch[now % WINDOW_EPOCHS]++;
     }
     return num_missed;
 }
