@@ -238,3 +238,8 @@ class StepSimulation:
         """(layers, used) of a sequence's last token."""
         chosen: NDArray[np.uint8] = self._kept["chosen"][sequence]
         return chosen
+
+    def active_bits(self, sequence: int) -> NDArray[np.uint64]:
+        """(units * neurons / 64) a bit for each neuron that a sequence's last token needed."""
+        bits: NDArray[np.uint64] = self._kept["bits"][sequence]
+        return bits

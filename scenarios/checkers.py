@@ -50,7 +50,7 @@ class Checker:
             yield from order_complaints(records)
             yield from core_complaints(records)
             yield from queue_complaints(engine, records)
-        if self.is_thorough:
+        if self.is_thorough and not engine.is_mapped:
             yield from cache_complaints(engine)
 
 

@@ -161,6 +161,8 @@ class StepCosts:
         what lies between them takes no longer than another command."""
         if not self.device.storage.merges:
             return 0
+        if self.traits.is_shared:
+            return 1  # the system's block layer joins what lies side by side, nobody else does
         return 1 + int(self.command_ns / self.moving_ns(self.shape.bundle))
 
     @property
