@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from polyneuron.scenarios.expectation import Player
 from polyneuron.scenarios.script_table import NS_PER_MS, ScriptTable
 from polyneuron.scenarios.workload import MAX_TOKENS, Moment
 
@@ -45,7 +46,7 @@ KEYS: dict[Deed, tuple[str, ...]] = {
     Deed.SHIFT_HOT_SET: ("share",),
     Deed.THROTTLE: ("cpu", "for_ms", "for_tokens"),
 }
-"""Which keys each deed takes, beside `do`, `at_ms` and `at_token`."""
+"""Which keys each deed takes, beside `do`, `at_ms`, `at_token` and `player`."""
 
 LOSSES = (Deed.LOSE_NPU, Deed.LOSE_WORKER, Deed.LOSE_READER)
 SIMULATED_ONLY = (Deed.SHIFT_HOT_SET, Deed.THROTTLE)
@@ -80,6 +81,8 @@ class Disturbance:
     """Hot-set shift: share of each layer's neurons that trade places in hotness."""
     cpu: float = 1.0
     """Throttle: cores run at this share of their speed."""
+    player: Player | None = None
+    """None: of both players."""
 
     @property
     def is_loss(self) -> bool:
@@ -90,7 +93,7 @@ class Disturbance:
     def from_table(cls, table: ScriptTable) -> Disturbance:
         """An `[[events]]` table."""
         deed = table.choice("do", Deed)
-        table.only(("do", "at_ms", "at_token", *KEYS[deed]))
+        table.only(("do", "at_ms", "at_token", "player", *KEYS[deed]))
         if not (table.has("at_ms") or table.has("at_token")):
             table.refuse("at_token", "missing; give at_token or at_ms: when it happens")
         event = cls(
@@ -113,6 +116,7 @@ class Disturbance:
             worker=table.whole("worker", 0, 0, 1023),
             share=_needed(table, deed, Deed.SHIFT_HOT_SET, "share", 0.0, 0.0, 1.0),
             cpu=_needed(table, deed, Deed.THROTTLE, "cpu", 1.0, 0.01, 1.0),
+            player=table.choice("player", Player) if table.has("player") else None,
         )
         event.check(table)
         return event

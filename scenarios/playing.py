@@ -42,6 +42,10 @@ class Turn:
     player: Player
     trace: Path | None = None
 
+    def script(self) -> Script:
+        """What is to be played."""
+        return load_script(self.path, self.overrides).played_by(self.player)
+
 
 @dataclass(frozen=True, slots=True)
 class Played:
@@ -57,7 +61,7 @@ def simulate_turn(turn: Turn) -> Played:
     from polyneuron.scenarios.timeline_sink import KeptTimeline, sha256_of
 
     timeline = KeptTimeline()
-    figures = simulate(load_script(turn.path, turn.overrides), timeline)
+    figures = simulate(turn.script(), timeline)
     text = timeline.text()
     if turn.trace is not None:
         write_whole(turn.trace, text)
@@ -68,7 +72,7 @@ def replay_turn(turn: Turn) -> Played:
     """Replay one point on real actors, its timeline into the file that the turn names."""
     from polyneuron.scenarios.replay import replay
 
-    figures = replay(load_script(turn.path, turn.overrides), turn.trace)
+    figures = replay(turn.script(), turn.trace)
     sha = None
     if turn.trace is not None:
         sha = hashlib.sha256(turn.trace.read_bytes()).hexdigest()

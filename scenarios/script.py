@@ -6,7 +6,7 @@ import itertools
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,11 @@ class Script:
     def where(self, table: str) -> str:
         """How a message about one of the plain tables begins."""
         return f"{self.path}: {table}"
+
+    def played_by(self, player: Player) -> Script:
+        """The script with the events that are this player's."""
+        events = tuple(event for event in self.events if event.player in (None, player))
+        return replace(self, events=events)
 
     def points(self) -> Iterator[tuple[str, Script]]:
         """Each point of the sweep with the word that names it; one, without a name, of none."""
@@ -172,9 +177,10 @@ def _check_events(
 ) -> None:
     """Refuse events that one of the players cannot do."""
     for index, event in enumerate(events):
-        if Player.REPLAY in players and event.deed in SIMULATED_ONLY:
+        is_replayed = Player.REPLAY in players and event.player is not Player.SIMULATE
+        if is_replayed and event.deed in SIMULATED_ONLY:
             row = ScriptTable({}, table.where, f"events[{index}]")
-            row.refuse("do", f'{event.deed} is only simulated; say players = ["simulate"]')
+            row.refuse("do", f'{event.deed} is only simulated; give it player = "simulate"')
 
 
 def _check_moments(table: ScriptTable, requests: list[Request], events: list[Disturbance]) -> None:

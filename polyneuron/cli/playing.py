@@ -37,7 +37,7 @@ Words = Annotated[
 Seed = Annotated[int, option("--seed", "-s", text="the first seed; -1: the scenario's own")]
 Seeds = Annotated[int, option("--seeds", min=1, max=MAX_SEEDS, text="seeds, from the first on")]
 Trace = Annotated[Path | None, option("--trace", panel=OUTPUT, text="write the timeline here")]
-All = Annotated[bool, option("--all", text="every scenario of the library that is for this player")]
+All = Annotated[bool, option("--all", text="the library's scenarios, but those of the paper")]
 List = Annotated[bool, option("--list", panel=OUTPUT, text="the scenarios that come along")]
 
 
@@ -93,18 +93,22 @@ def check_trace(trace: Path | None) -> None:
         raise ConfigError(f"--trace {trace}: no file can be written there; name another folder")
 
 
-def library_for(player: Player) -> dict[str, str]:
-    """The scenarios of the library that are for this player, with what each is about."""
+def library_for(player: Player, *, with_folders: bool) -> dict[str, str]:
+    """The scenarios of the library that are for this player, with what each is about.
+
+    Folders of it hold those that belong together, as the paper's figures do.
+    """
     from polyneuron.scenarios.library import find_scenario, library_names
     from polyneuron.scenarios.script import load_script
 
-    scripts = {name: load_script(find_scenario(name)) for name in library_names()}
+    names = [name for name in library_names() if with_folders or "/" not in name]
+    scripts = {name: load_script(find_scenario(name)) for name in names}
     return {name: script.about for name, script in scripts.items() if player in script.players}
 
 
 def show_library(player: Player, *, as_json: bool) -> None:
     """Print the library: a line each, or one object."""
-    shown = library_for(player)
+    shown = library_for(player, with_folders=True)
     if as_json:
         sys.stdout.write(json.dumps(shown) + "\n")
         return

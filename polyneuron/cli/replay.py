@@ -22,6 +22,8 @@ def replay(
         playing.show_library(Player.REPLAY, as_json=as_json)
         return
     playing.check_trace(trace)
-    chosen = [*(words or []), *(playing.library_for(Player.REPLAY) if play_library else ())]
+    chosen = list(words or [])
+    if play_library:
+        chosen += playing.library_for(Player.REPLAY, with_folders=False)
     plays = playing.load_plays(chosen, Player.REPLAY, seed, seeds)
     playing.show_results(play_all(plays, Player.REPLAY, trace=trace), as_json=as_json)

@@ -30,6 +30,8 @@ def simulate(
         playing.show_library(Player.SIMULATE, as_json=as_json)
         return
     playing.check_trace(trace)
-    chosen = [*(words or []), *(playing.library_for(Player.SIMULATE) if play_library else ())]
+    chosen = list(words or [])
+    if play_library:
+        chosen += playing.library_for(Player.SIMULATE, with_folders=False)
     plays = playing.load_plays(chosen, Player.SIMULATE, seed, seeds)
     playing.show_results(play_all(plays, Player.SIMULATE, jobs, trace), as_json=as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from polyneuron.scenarios.expectation import Player
 from polyneuron.scenarios.script import Script
 from polyneuron.scenarios.simulation import simulate
 from polyneuron.scenarios.timeline_sink import KeptTimeline, sha256_of
@@ -14,7 +15,7 @@ def golden_text(script: Script) -> str:
     parts, lines = [], []
     for name, point in script.points():
         timeline = KeptTimeline()
-        simulate(point, timeline)
+        simulate(point.played_by(Player.SIMULATE), timeline)
         lines = timeline.lines()
         parts.append(f"{sha256_of(timeline.text())} {len(lines)} events {name}".rstrip())
     return "\n".join([*parts, *lines[-TAIL:]]) + "\n"

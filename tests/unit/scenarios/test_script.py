@@ -90,7 +90,7 @@ SLIPS: list[tuple[str, str]] = [
     ),
     (
         EVENT + 'do = "throttle"\ncpu = 0.5\nat_ms = 0',
-        'events[0].do: throttle is only simulated; say players = ["simulate"]',
+        'events[0].do: throttle is only simulated; give it player = "simulate"',
     ),
     (
         EVENT + 'do = "lose_npu"\nat_token = 40',
@@ -166,6 +166,15 @@ class TestValues:
         assert script.engine.mode is FeedForwardMode.PREDICTED
         assert (script.engine.memory_bytes, script.engine.hot_shares) == (3 << 30, (0.5, 0.7))
         assert script.expectations[0].player is Player.REPLAY
+
+    def test_events_of_the_other_player_are_left_out(self, tmp_path: Path) -> None:
+        text = EVENT + 'do = "throttle"\ncpu = 0.5\nat_ms = 0\nplayer = "simulate"\n'
+        script = load(tmp_path, text + '[[events]]\ndo = "lose_npu"\nat_ms = 0\n')
+        deeds = {player: [e.deed for e in script.played_by(player).events] for player in Player}
+        assert deeds == {
+            Player.SIMULATE: [Deed.THROTTLE, Deed.LOSE_NPU],
+            Player.REPLAY: [Deed.LOSE_NPU],
+        }
 
     def test_clients_come_one_after_another(self, tmp_path: Path) -> None:
         script = load(tmp_path, PLAIN + "at_ms = 2\ncount = 3\nevery_ms = 0.5")
