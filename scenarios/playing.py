@@ -35,16 +35,10 @@ class Play:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One point of one play: what one process computes at a time. Reads the script anew."""
+    """One point of one play: what one process computes at a time."""
 
-    path: Path
-    overrides: Mapping[str, Any]
-    player: Player
+    script: Script
     trace: Path | None = None
-
-    def script(self) -> Script:
-        """What is to be played."""
-        return load_script(self.path, self.overrides).played_by(self.player)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +55,7 @@ def simulate_turn(turn: Turn) -> Played:
     from polyneuron.scenarios.timeline_sink import KeptTimeline, sha256_of
 
     timeline = KeptTimeline()
-    figures = simulate(turn.script(), timeline)
+    figures = simulate(turn.script, timeline)
     text = timeline.text()
     if turn.trace is not None:
         write_whole(turn.trace, text)
@@ -72,7 +66,7 @@ def replay_turn(turn: Turn) -> Played:
     """Replay one point on real actors, its timeline into the file that the turn names."""
     from polyneuron.scenarios.replay import replay
 
-    figures = replay(turn.script(), turn.trace)
+    figures = replay(turn.script, turn.trace)
     sha = None
     if turn.trace is not None:
         sha = hashlib.sha256(turn.trace.read_bytes()).hexdigest()
@@ -86,28 +80,35 @@ TURNS: Mapping[Player, Callable[[Turn], Played]] = {
 
 
 def play_all(
-    plays: Sequence[Play], player: Player, jobs: int = 1, trace: Path | None = None
+    plays: Sequence[Play],
+    player: Player,
+    jobs: int = 1,
+    trace: Path | None = None,
+    ray: str | None = None,
 ) -> Iterator[ScenarioResult]:
     """The result of each play in order, as soon as it and those before it are there.
 
-    The results are the same for any number of jobs.
+    The results are the same for any number of jobs, and on the Ray cluster at the address `ray`.
     """
     turns = [
-        Turn(play.script.path, point.overrides, player, trace)
-        for play in plays
-        for _, point in play.script.points()
+        Turn(point.played_by(player), trace) for play in plays for _, point in play.script.points()
     ]
     if trace is not None and len(turns) > 1:
         raise ConfigError(f"--trace {trace}: this makes {len(turns)} timelines; choose one point")
-    played = _perform(TURNS[player], turns, jobs)
+    played = _perform(TURNS[player], turns, jobs, ray)
     for play in plays:
         names = [name for name, _ in play.script.points()]
         yield _result(play.script, player, names, [next(played) for _ in names])
 
 
 def _perform(
-    perform: Callable[[Turn], Played], turns: Sequence[Turn], jobs: int
+    perform: Callable[[Turn], Played], turns: Sequence[Turn], jobs: int, ray: str | None
 ) -> Iterator[Played]:
+    if ray is not None:
+        from polyneuron.scenarios.ray_turns import perform_on_ray
+
+        yield from perform_on_ray(perform, turns, ray)
+        return
     if jobs <= 1 or len(turns) <= 1:
         yield from map(perform, turns)
         return

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 POLL_NS = 1_000_000
 """How often moments and ends are looked for; a token of a small model takes about as long."""
+LOSS_TOKENS = 4
+"""A process is lost within so many tokens of the moment, while they are computed."""
 
 
 @dataclass(slots=True)
@@ -100,10 +102,12 @@ class ReplayRun:
         for index, request in self._arrivals():
             self._waiting.remove((index, request))
             self._submit(index, request)
+        losses = [event for event in due if event.is_loss]
+        if losses:  # they come while steps run
+            injector.hold_at(self.num_tokens + LOSS_TOKENS)
+        for event in losses:
+            self._begin(injector, event)
         injector.hold_at(self._next_token_moment())
-        for event in due:
-            if event.is_loss:  # it comes in the midst of a step
-                self._begin(injector, event)
 
     def _begin(self, injector: Injector, event: Disturbance) -> None:
         injector.begin(event)

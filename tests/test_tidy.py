@@ -60,6 +60,7 @@ RAY_MODULES = {
     "actors/ray_internals.py": "the one place that leans on Ray's private names",
     "actors/worker_entry.py": "what Ray's worker processes run first",
     "actors/worker_nursery.py": "imports Ray once for all workers",
+    "scenarios/ray_turns.py": "tasks of somebody's own cluster",
 }
 IMPURE_ACTOR_MODULES = {
     **RAY_MODULES,

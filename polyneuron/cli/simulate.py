@@ -6,6 +6,7 @@ from typing import Annotated
 
 from polyneuron.cli import options, playing
 from polyneuron.cli.options import option
+from polyneuron.errors import ConfigError
 
 MAX_JOBS = 1024
 
@@ -17,6 +18,9 @@ def simulate(
     jobs: Annotated[
         int, option("--jobs", "-j", min=1, max=MAX_JOBS, text="processes for sweeps and seeds")
     ] = 1,
+    ray: Annotated[
+        str | None, option("--ray", text="tasks of this Ray cluster instead: its host:port")
+    ] = None,
     trace: playing.Trace = None,
     play_library: playing.All = False,
     list_library: playing.List = False,
@@ -30,8 +34,10 @@ def simulate(
         playing.show_library(Player.SIMULATE, as_json=as_json)
         return
     playing.check_trace(trace)
+    if ray is not None and trace is not None:
+        raise ConfigError(f"--trace {trace}: another machine would write it; leave --ray out")
     chosen = list(words or [])
     if play_library:
         chosen += playing.library_for(Player.SIMULATE, with_folders=False)
     plays = playing.load_plays(chosen, Player.SIMULATE, seed, seeds)
-    playing.show_results(play_all(plays, Player.SIMULATE, jobs, trace), as_json=as_json)
+    playing.show_results(play_all(plays, Player.SIMULATE, jobs, trace, ray), as_json=as_json)
