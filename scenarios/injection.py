@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from polyneuron.actors.process_stats import process_name
+from polyneuron.actors.process_stats import identify, kill, process_name
 from polyneuron.errors import ConfigError
 from polyneuron.io.device_faults import DeviceFaults
 from polyneuron.io.device_wrappers import Fault, FaultKind
@@ -18,6 +16,7 @@ from polyneuron.timeline_events import Event
 if TYPE_CHECKING:
     from polyneuron.engine import Engine
 
+READER = -1
 READER_TITLE = "IoShell"
 """Part of what the process of the I/O actor calls itself."""
 FAULT_KINDS = {ReadFault.EIO: FaultKind.EIO, ReadFault.SHORT: FaultKind.SHORT_READ}
@@ -32,6 +31,8 @@ class Injector:
     _readers: set[int] = field(default_factory=set)
     """Processes of the I/O actor that were seen."""
     _held_at: int | None = None
+    _lost: dict[int, int] = field(default_factory=dict)
+    """Place of an executor -> the process that was ended there; READER: the I/O actor's."""
 
     def __post_init__(self) -> None:
         self._readers.add(self._reader())
@@ -58,7 +59,11 @@ class Injector:
                 for index in self._npu_places():
                     self.engine.actors.arena.executor(index).stall_ns = event.stall_ns
             case _:
-                os.kill(self._victim(event), signal.SIGKILL)
+                place = self._place(event)
+                process = identify(self._holder(place))
+                if process is not None:  # else it is lost already
+                    self._lost[place] = process.pid
+                    kill(process)
 
     def end(self, event: Disturbance) -> None:
         """Undo what lasted for a time."""
@@ -66,6 +71,11 @@ class Injector:
             self._disturb(replace(self._faults, slow_factor=1.0))
         elif event.deed is Deed.STALL_FLASH:
             self._disturb(replace(self._faults, stall_ns=0, stall_every=1))
+
+    @property
+    def are_replaced(self) -> bool:
+        """Whether every lost process has a successor."""
+        return all(self._holder(place) not in (0, pid) for place, pid in self._lost.items())
 
     @property
     def restarts(self) -> int:
@@ -102,19 +112,25 @@ class Injector:
         less = (budget.resident_ffn_fraction - event.ffn_resident) * budget.ffn_bytes
         return budget.limit_bytes - max(0, round(less))
 
-    def _victim(self, event: Disturbance) -> int:
-        """The process that an event ends."""
+    def _place(self, event: Disturbance) -> int:
+        """Where the process is that an event ends."""
         if event.deed is Deed.LOSE_READER:
-            self._readers.add(self._reader())
-            return self._reader()
+            return READER
         config = self.engine.config
         if event.deed is Deed.LOSE_WORKER and event.worker >= config.num_workers:
             raise ConfigError(f"events: worker {event.worker}: there are {config.num_workers}")
         places = self._npu_places()
         if event.deed is Deed.LOSE_NPU and not places:
             raise ConfigError("events: lose_npu: this engine runs without an NPU executor's thread")
-        index = places[0] if event.deed is Deed.LOSE_NPU else event.worker
-        return int(self.engine.actors.arena.executor(index).pid)
+        return places[0] if event.deed is Deed.LOSE_NPU else event.worker
+
+    def _holder(self, place: int) -> int:
+        """The process at a place now; 0: none."""
+        if place == READER:
+            pid = self._reader()
+            self._readers.add(pid)
+            return pid
+        return int(self.engine.actors.arena.executor(place).pid)
 
     def _npu_places(self) -> list[int]:
         config = self.engine.config

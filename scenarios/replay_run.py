@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 POLL_NS = 1_000_000
 """How often moments and ends are looked for; a token of a small model takes about as long."""
+SETTLE_NS = 20_000_000_000
 LOSS_TOKENS = 4
 """A process is lost within so many tokens of the moment, while they are computed."""
 
@@ -83,11 +84,18 @@ class ReplayRun:
                 self.engine.check_alive()
                 self._play_due(injector)
                 self.clock.wait_ns(POLL_NS)
+            self._settle(injector)
             self.restarts = injector.restarts
             self.peak_bytes = self.engine.memory().total_bytes
         finally:
             self._abandon()
             injector.hold_at(None)
+
+    def _settle(self, injector: Injector) -> None:
+        """Wait for the successors of lost processes: who held no work is missed a little later."""
+        end_ns = self.clock.now_ns() + SETTLE_NS
+        while not injector.are_replaced and self.clock.now_ns() < end_ns:
+            self.clock.wait_ns(POLL_NS)
 
     def _play_due(self, injector: Injector) -> None:
         """Whatever is due; the engine takes no step beyond the next moment that counts tokens."""
