@@ -16,7 +16,7 @@ KERNEL_SOURCES := kernels/build_kernels.py $(wildcard kernels/src/*.c kernels/sr
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test lint bench model-7b bench-7b bench-streaming bench-exact bench-io bench-rows
-.PHONY: bench-sparse bench-prefill scenarios
+.PHONY: bench-sparse bench-prefill scenarios paper
 .PHONY: clean distclean check-tools
 
 help:
@@ -33,6 +33,7 @@ help:
 	@echo "make bench-rows  products with scattered rows beside those with tiles"
 	@echo "make bench-io   the reading of files beside a bare loop of reads on this disk"
 	@echo "make scenarios  every scenario of the library, simulated and on the real actors: minutes"
+	@echo "make paper      PowerInfer-2's figures beside simulated ones; with matplotlib, drawn into build/paper"
 	@echo "make clean      remove build products, caches and the model cache"
 	@echo "make distclean  the same, and .venv"
 	@echo "PYTHON=python3.12 make demo    chooses the Python that .venv is made of"
@@ -93,6 +94,9 @@ bench-io: $(VENV)/.stamp-core
 scenarios: $(VENV)/.stamp-core
 	$(POLYNEURON) simulate --all --jobs 2
 	$(POLYNEURON) replay --all
+
+paper: $(VENV)/.stamp-core
+	@$(VENV_PYTHON) -m polyneuron.scenarios.paper_table
 
 clean:
 	rm -rf build dist ./*.egg-info kernels/_kernels.c kernels/_kernels*.so $(VENV)/.stamp-core

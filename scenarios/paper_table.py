@@ -1,9 +1,8 @@
-"""The paper's figures beside the simulator's: `make paper` prints the table and draws the curves."""
+"""The paper's figures beside the simulator's: what `make paper` prints and draws."""
 
 from __future__ import annotations
 
 import argparse
-
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

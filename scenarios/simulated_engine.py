@@ -28,7 +28,7 @@ CLUSTER_NEURONS = 512
 MIN_CLUSTERS = 8
 """A layer of a small model has at least so many."""
 WORD = 64
-WINDOW_SHARE = 0.75
+WINDOW_SHARE = 0.44
 """Of its slots, those a window fills on average: its length is fixed, so that the tokens that need
 the most find room. Fitted: the paper's LLMFlash misses twice what the neuron cache does."""
 MAX_RECORDS = 1 << 17

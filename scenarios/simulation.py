@@ -7,7 +7,7 @@ how long it takes; events of the script act between steps.
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from polyneuron.actors.coordinator import (
     KV_BLOCK_TOKENS,
@@ -18,11 +18,15 @@ from polyneuron.actors.coordinator import (
 )
 from polyneuron.actors.messages import SubmitRequest
 from polyneuron.clock import VirtualClock
-from polyneuron.config import EngineConfig, Phase
+from polyneuron.config import EngineConfig, Phase, cache_folder
 from polyneuron.errors import ConfigError
+from polyneuron.host_memory import HostMemory
+from polyneuron.measure.device_store import load_profile
+from polyneuron.measure.disk_probe import nearest_folder
 from polyneuron.scenarios.checkers import Checker
 from polyneuron.scenarios.device_model import DeviceModel
 from polyneuron.scenarios.disturbance import Deed, Disturbance, ReadFault
+from polyneuron.scenarios.included import HERE
 from polyneuron.scenarios.measured import Asked, Measured
 from polyneuron.scenarios.model_shape import ModelShape
 from polyneuron.scenarios.pressure import Pressure, is_due
@@ -48,22 +52,16 @@ def simulate(script: Script, timeline: TimelineSink | None) -> Figures:
 
 
 def device_of(script: Script) -> DeviceModel:
-    """The device that a scenario names."""
-    if script.device.get("profile") == "here":
+    """The device that a scenario names; this machine must have been measured before."""
+    where = script.where("device")
+    if script.device.get("profile") != HERE:
+        return DeviceModel.from_table(script.device, where)
+    profile = load_profile(nearest_folder(cache_folder()))
+    if profile is None:
         raise ConfigError(
-            f"{script.where('device')}.profile: this machine has not been measured; "
-            "run polyneuron profile --device, or name another device"
+            f"{where}.profile: this machine has not been measured; say polyneuron profile --device"
         )
-    return DeviceModel.from_table(script.device, script.where("device"))
-
-
-@dataclass(slots=True)
-class Client:
-    """One request of the script on its way."""
-
-    request: Request
-    sequences: list[Sequence]
-    arrived_ns: int
+    return DeviceModel.of_profile(profile, HostMemory().default_budget())
 
 
 class SimulatedRun:

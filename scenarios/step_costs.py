@@ -1,4 +1,4 @@
-"""What a policy's steps cost on a device: rates become the times that a simulated step counts with."""
+"""What a policy's steps cost on a device: rates become times of a simulated step."""
 
 from __future__ import annotations
 

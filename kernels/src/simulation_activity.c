@@ -1,7 +1,7 @@
 /* Which neurons a token needs. Every neuron is a chain of two states whose share of time in the
- * active one is its rate p, whatever the novelty v of each token: first an active neuron leaves with
- * (1 - p) / p * ((1 - p)^-v - 1), then any neuron joins with 1 - (1 - p)^v. The first asks the active
- * neurons alone, the second draws ranks; at v = 1 all are drawn anew. */
+ * active one is its rate p, whatever the novelty v of each token: first an active neuron leaves
+ * with (1 - p) / p * ((1 - p)^-v - 1), then any neuron joins with 1 - (1 - p)^v. The first asks the
+ * active neurons alone, the second draws ranks; at v = 1 all are drawn anew. */
 #include <string.h>
 
 #include "simulation.h"

@@ -106,8 +106,8 @@ int simulation_step(struct simulation *simulation, const uint32_t *sequences,
 /* The neuron cache takes the n first neurons of every unit, as far as it has slots. */
 void simulation_warm(struct simulation *simulation, uint32_t n);
 
-/* Neurons of the last layers computed, the oldest layer's first to go: as long a window as there are
- * slots for.
+/* Neurons of the last layers computed, the oldest layer's first to go: as long a window as there
+ * are slots for.
  * Memory that begins at a multiple of 8. */
 size_t recent_bytes(uint32_t num_neurons);
 void recent_format(void *recent, uint32_t num_neurons, uint32_t num_slots);

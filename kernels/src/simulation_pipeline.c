@@ -1,8 +1,8 @@
 /* The pipeline of one layer: PRED, GIO, GC, UDIO, UDC of each cluster (PAPER §1.8), on cores that
  * take whatever is ready and one queue of reads.
  *
- * Events are taken in the order of their time and, among equals, of the cluster: a core that is free
- * first goes on first, and a read is ordered when the stage before it ends. */
+ * Events are taken in the order of their time and, among equals, of the cluster: a core that is
+ * free first goes on first, and a read is ordered when the stage before it ends. */
 #include "simulation.h"
 
 #define PS_PER_NS 1000
