@@ -25,6 +25,7 @@ MAX_RATE = 0.99
 LEAST_NOVELTY = 0.01
 NUM_LEVELS = 24
 SHARE = 1 << 32
+CHANCE_STEPS = 1 << 20
 DRAW_PARTS = 256
 
 
@@ -136,8 +137,10 @@ def _rates(activity: Activity, num_neurons: int) -> F64:
 
 
 def _share(chances: F64) -> U32:
-    """Chances as shares of 2^32."""
-    return np.minimum(np.rint(chances * SHARE), SHARE - 1).astype(np.uint32)
+    """Chances as shares of 2^32, in steps so coarse that the last bit of an exponential, which
+    differs between processors, plays no part."""
+    steps = np.minimum(np.rint(chances * CHANCE_STEPS), CHANCE_STEPS - 1).astype(np.uint64)
+    return (steps * (SHARE // CHANCE_STEPS)).astype(np.uint32)
 
 
 def alias_table(weights: F64) -> tuple[U32, U32]:

@@ -115,7 +115,7 @@ def queue_complaints(engine: SimulatedEngine, records: Records) -> Iterable[str]
     turn_ns = costs.read_ps(engine.shape.first_read) / 1000
     latency_ns = costs.device.storage.latency_ns * costs.now.flash
     depth = min(costs.queue_depth, costs.device.storage.depth)
-    if (turn_ns + latency_ns) / turn_ns > depth + 1e-6:
+    if depth > 1 and (turn_ns + latency_ns) / turn_ns > depth + 1e-2:
         yield f"more than {depth} reads are under way"
     bundles = reads["bytes"].sum() / engine.shape.bundle
     least_ns = bundles * costs.moving_ns(engine.shape.bundle) * costs.now.flash

@@ -14,6 +14,11 @@ from polyneuron.sizes import show_size
 
 MAX_HOT_SHARE = 0.5
 """Of the slots, those that may be hot: the rest must follow what tokens ask for."""
+PAGE_SHARE = 0.76
+"""Of the memory a mapped file's pages could have, what they get beside the system's reserve and
+pages read in vain. Fitted: with all of it llama.cpp would gain more by memory than the paper's does."""
+BUFFER_BYTES = 300 << 20
+"""Of an engine that maps its file."""
 PLANNED_BATCHES = 4
 """Batches beyond this one have its hot clusters (PAPER 1.5 plans for 1 to 4)."""
 
@@ -28,8 +33,8 @@ class MemoryPlan:
     """All of them."""
     used_bytes: int
     """Of the budget."""
-    page_bytes: int
-    """What a mapped file's pages may take of the budget."""
+    page_bytes: int = 0
+    """What a mapped file's pages get."""
 
 
 def plan_memory(
@@ -37,8 +42,9 @@ def plan_memory(
 ) -> MemoryPlan:
     """The regions; ConfigError when the budget is below what must stay."""
     kv = shape.kv_token * settings.num_ctx * settings.max_sequences
-    is_mapped = settings.policy in (Policy.MMAP, Policy.BASELINE)
-    fixed = shape.other_bytes + kv + (0 if is_mapped else shape.predictors)
+    if settings.policy in (Policy.MMAP, Policy.BASELINE):
+        return _plan_mapped(settings, shape, device_bytes, kv)
+    fixed = shape.other_bytes + kv + shape.predictors
     budget = settings.memory_bytes or device_bytes
     if settings.ffn_resident is not None:
         slots = int(settings.ffn_resident * shape.total_neurons)
@@ -51,7 +57,22 @@ def plan_memory(
             "before any neuron; give more, a shorter context or fewer max_sequences"
         )
     used = fixed + slots * shape.slot
-    return MemoryPlan(slots, slots == shape.total_neurons, used, budget - fixed)
+    return MemoryPlan(slots, slots == shape.total_neurons, used)
+
+
+def _plan_mapped(
+    settings: EngineSettings, shape: ModelShape, device_bytes: int, kv: int
+) -> MemoryPlan:
+    """Pages come and go as they are touched: any budget will do."""
+    file_bytes, ffn = shape.mapped_bytes, shape.total_neurons * shape.neuron_bytes
+    if settings.ffn_resident is not None:
+        room = file_bytes - round((1.0 - settings.ffn_resident) * ffn)
+    else:
+        room = max(0, (settings.memory_bytes or device_bytes) - kv - BUFFER_BYTES)
+    is_resident = room >= file_bytes
+    pages = file_bytes if is_resident else int(room * PAGE_SHARE)
+    slots = min(shape.total_neurons, pages // shape.neuron_bytes)
+    return MemoryPlan(slots, is_resident, pages + kv + BUFFER_BYTES, pages)
 
 
 def choose_hot(costs: StepCosts, slots: int, tokens: int, cluster_neurons: int) -> int:

@@ -84,6 +84,12 @@ class ModelShape:
         return self.total_neurons * self.slot
 
     @property
+    def mapped_bytes(self) -> int:
+        """Of the dense model in one file, what every token or some token touches."""
+        ffn = self.total_neurons * self.neuron_bytes
+        return ffn + self.layers * self.attention + self.head
+
+    @property
     def layer_bundles(self) -> int:
         """One layer's bundles in the file, all experts."""
         return self.experts * self.neurons * self.bundle

@@ -12,7 +12,7 @@ import numpy as np
 
 from polyneuron.kernels.simulation import CacheKind, StepSimulation, StepTotals
 from polyneuron.scenarios.device_model import DeviceModel
-from polyneuron.scenarios.engine_settings import EngineSettings, Policy
+from polyneuron.scenarios.engine_settings import EngineSettings
 from polyneuron.scenarios.memory_plan import (
     PLANNED_BATCHES,
     MemoryPlan,
@@ -73,7 +73,7 @@ class SimulatedEngine:
         self._most = self._most_slots(max_memory, max_share)
         self._is_warm = False
         self._steps = self._make_steps(seed) if self.traits.is_sparse else None
-        self._pages = None if self.traits.is_sparse else self._make_pages(seed)
+        self._pages = None if self.traits.is_sparse else PageCache(self.plan.page_bytes)
         self._experts = np.zeros((shape.layers, shape.experts_used), np.int64)
         self.reconfigure()
 
@@ -101,12 +101,6 @@ class SimulatedEngine:
             max_sequences=self.settings.max_sequences, cache_kind=kind, num_slots=self._most,
             seed=seed, max_records=MAX_RECORDS,
         )  # fmt: skip
-
-    def _make_pages(self, seed: int) -> PageCache:
-        shape = self.shape
-        matrix = shape.neurons * (shape.row + shape.scales)
-        count = shape.units * shape.matrices
-        return PageCache(count, matrix, self.plan.page_bytes, seed)
 
     def change_memory(self, memory_bytes: int, ffn_resident: float | None) -> MemoryPlan:
         """Another budget from now on; ConfigError when it is too small."""
@@ -228,6 +222,8 @@ class SimulatedEngine:
         if self._steps is not None and not self._is_warm:
             self._steps.warm(self._cached_slots // shape.units + self.hot_neurons)
             self._is_warm = True
+        if self._pages is not None:
+            self._touch_file(range(shape.experts))
         # The first layer's reads and the last one's products have nothing beside them.
         ns = max(compute, reading) + min(compute, reading) // shape.layers
         exposed = max(0, ns - compute)
@@ -252,25 +248,51 @@ class SimulatedEngine:
         return StepOutcome(outside + totals.layers_ns, outside, totals, is_detailed, attention)
 
     def _decode_mapped(self, tokens: int, kv_tokens: int, costs: StepCosts) -> StepOutcome:
-        assert self._pages is not None
-        shape, missed, touched = self.shape, 0, 0
+        shape, ffn_missed, others, used = self.shape, 0, 0, 0
         for layer in range(shape.layers):
-            for expert in self._next_experts(layer, tokens):
-                first = (layer * shape.experts + expert) * shape.matrices
-                for matrix in range(first, first + shape.matrices):
-                    missed += self._pages.touch(matrix)
-                    touched += self._pages.matrix_bytes
+            experts = self._next_experts(layer, tokens)
+            missed = self._touch_layer(layer, experts)
+            ffn_missed, others = ffn_missed + missed[0], others + missed[1]
+            used += len(experts) * shape.neurons * shape.neuron_bytes
+        others += self._touch_head()
         attention = costs.attention_ns(kv_tokens)
-        compute = costs.dense_ns(touched) + shape.layers * attention + costs.outside_ns()
-        reading = round(missed * 1e9 / self.device.storage.map_rate * self.conditions.flash)
-        row = shape.neuron_bytes
-        needed, misses = touched // row, missed // row
+        compute = costs.dense_ns(used) + shape.layers * attention + costs.outside_ns()
+        read = ffn_missed + others
+        reading = round(read * 1e9 / self.device.storage.map_rate * self.conditions.flash)
+        needed, misses = used // shape.neuron_bytes, ffn_missed // shape.neuron_bytes
         totals = replace(
             NOTHING, needed=needed, hits=needed - misses, misses=misses, active=needed,
-            reads=missed >> 17, bytes=missed, layers_ns=compute + reading, compute_ns=compute,
+            reads=read >> 17, bytes=read, layers_ns=compute + reading, compute_ns=compute,
             exposed_ns=reading, stall_ns=reading,
         )  # fmt: skip
         return StepOutcome(compute + reading, 0, totals)
+
+    def _touch_file(self, experts: Sequence[int]) -> None:
+        """A prompt touches every page, layer by layer."""
+        for layer in range(self.shape.layers):
+            self._touch_layer(layer, experts)
+        self._touch_head()
+
+    def _touch_layer(self, layer: int, experts: Sequence[int]) -> tuple[int, int]:
+        """Bytes of feed forward and of attention that were not in memory."""
+        assert self._pages is not None
+        shape, missed = self.shape, 0
+        matrix_bytes = shape.neurons * (shape.row + shape.scales)
+        others = self._pages.touch(self._head_number + 1 + layer, shape.attention)
+        for expert in experts:
+            first = (layer * shape.experts + expert) * shape.matrices
+            for matrix in range(first, first + shape.matrices):
+                missed += self._pages.touch(matrix, matrix_bytes)
+        return missed, others
+
+    def _touch_head(self) -> int:
+        assert self._pages is not None
+        return self._pages.touch(self._head_number, self.shape.head)
+
+    @property
+    def _head_number(self) -> int:
+        """Behind the matrices of all experts; attention's follow it."""
+        return self.shape.units * self.shape.matrices
 
     def _next_experts(self, layer: int, tokens: int) -> list[int]:
         """The experts that a step uses in a layer."""
@@ -289,11 +311,6 @@ class SimulatedEngine:
             self._experts[layer] = kept
             union.update(kept)
         return sorted(union)
-
-
-def is_dense(policy: Policy) -> bool:
-    """Whether a policy computes every neuron."""
-    return not TRAITS[policy].is_sparse
 
 
 def _padded(neurons: int) -> int:

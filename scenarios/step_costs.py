@@ -143,7 +143,8 @@ class StepCosts:
         depth = min(self.queue_depth, self.device.storage.depth)
         command, moving = self.command_ns, self.moving_ns(read_bytes)
         turn = command + moving
-        turn = max(turn, (turn + self.device.storage.latency_ns) / depth)
+        latency = self.device.storage.latency_ns
+        turn = max(turn, latency / (depth - 1)) if depth > 1 else turn + latency
         return round(turn * 1000 * self.now.flash)
 
     @property

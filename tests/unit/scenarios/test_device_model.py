@@ -41,7 +41,8 @@ class TestFiles:
         storage = device("oneplus12").storage
         page_ns = storage.command_ns(128 << 20, False) + storage.moving_ns(4096, False)
         assert 4096e9 / page_ns == pytest.approx(1.0761e9, rel=1e-6)
-        assert "storage.page_reads" not in device("oneplus12").fitted
+        assert storage.page_reads[1] == (512 << 20, 0.85e9)
+        assert "only the last point" in device("oneplus12").fitted["storage.page_reads"]
 
 
 class TestStorage:

@@ -50,7 +50,7 @@ class TestChooseHot:
     def test_larger_batches_have_more_hot_neurons(self) -> None:
         model = shape()
         hot = [choose_hot(costs(), model.total_neurons, batch, 512) for batch in (1, 2, 3, 4)]
-        assert hot == sorted(hot) and 0 < hot[0] < hot[-1] <= model.neurons
+        assert hot == sorted(hot) and hot[0] < hot[-1] <= model.neurons
 
     def test_hot_neurons_leave_slots_for_cold_ones(self) -> None:
         model = shape()
