@@ -54,7 +54,7 @@ class Activity:
         """An `[activity]` table; ConfigError names the key."""
         names = [field.name for field in fields(cls)]
         for key, value in table.items():
-            if key in ("source", "fitted", "trace"):
+            if key == "source":
                 continue
             if key not in names:
                 raise ConfigError(f"{where}.{key}: not a key; there are {', '.join(names)}")

@@ -181,12 +181,15 @@ class SimulatedEngine:
             self.reconfigure()
 
     def set_batch(self, batch: int) -> int:
-        """So many sequences decode from now on: ns that loading new hot neurons takes."""
+        """So many sequences decode from now on: ns that another graph and new hot neurons take."""
         self.batch = batch
-        fresh = self.reconfigure()
-        if self.plan.is_resident or not fresh:
-            return 0
-        return round(fresh * self.shape.bundle * 1e9 / self.device.storage.stream_rate)
+        before, fresh = self.hot_neurons, self.reconfigure()
+        npu, ns = self.device.npu, 0.0
+        if npu is not None and self.hot_neurons != before:
+            ns += npu.swap_ns
+        if not self.plan.is_resident:
+            ns += fresh * self.shape.bundle * 1e9 / self.device.storage.stream_rate
+        return round(ns)
 
     def shift_hot_set(self, share: float) -> None:
         """So large a share of each unit's neurons trade places in hotness."""

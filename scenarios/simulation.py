@@ -25,7 +25,7 @@ from polyneuron.measure.device_store import load_profile
 from polyneuron.measure.disk_probe import nearest_folder
 from polyneuron.scenarios.checkers import Checker
 from polyneuron.scenarios.device_model import DeviceModel
-from polyneuron.scenarios.disturbance import Deed, Disturbance, ReadFault
+from polyneuron.scenarios.disturbance import Deed, Disturbance
 from polyneuron.scenarios.included import HERE
 from polyneuron.scenarios.measured import Asked, Measured
 from polyneuron.scenarios.model_shape import ModelShape
@@ -101,7 +101,6 @@ class SimulatedRun:
         self._next_id = 0
         self._asked: dict[int, Asked] = {}
         self._faulty_reads = 0
-        self._fault = ReadFault.EIO
         self._is_broken = False
         self._extra_ns = 0
 
@@ -259,7 +258,6 @@ class SimulatedRun:
                 self.measured.peak_bytes = max(self.measured.peak_bytes, plan.used_bytes)
                 self.timeline.resized(now, plan)
             case Deed.FAIL_READ:
-                self._fault = event.kind
                 self._is_broken = self._is_broken or event.persistent
                 self._faulty_reads += event.count
             case Deed.STALL_NPU:
