@@ -16,7 +16,7 @@ MAX_HOT_SHARE = 0.5
 """Of the slots, those that may be hot: the rest must follow what tokens ask for."""
 PAGE_SHARE = 0.76
 """Of the memory a mapped file's pages could have, what they get beside the system's reserve and
-pages read in vain. Fitted: with all of it llama.cpp would gain more by memory than the paper's does."""
+pages read in vain. Fitted: with all of it llama.cpp would gain more than the paper's does."""
 BUFFER_BYTES = 300 << 20
 """Of an engine that maps its file."""
 PLANNED_BATCHES = 4

@@ -79,7 +79,8 @@ def _bars(scenario: str, rows: Sequence[Row]) -> Any:
     axes.bar([x - WIDTH / 2 for x in places], [r.paper for r in rows], WIDTH, label="paper")
     axes.bar([x + WIDTH / 2 for x in places], [r.simulated or 0.0 for r in rows], WIDTH,
              label="simulated")  # fmt: skip
-    axes.set_xticks(list(places), [row.figure.partition("@")[2] or row.figure for row in rows], rotation=60,
+    labels = [row.figure.partition("@")[2] or row.figure for row in rows]
+    axes.set_xticks(list(places), labels, rotation=60,
                     ha="right", fontsize=8)  # fmt: skip
     axes.set_title(scenario.replace("_", " "))
     axes.grid(axis="y", alpha=0.3)
