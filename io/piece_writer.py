@@ -36,6 +36,8 @@ def check_output(output: Path) -> None:
     """ConfigError unless a file can be written there."""
     if output.is_dir():
         raise ConfigError(f"{output}: a folder; give the name of the file to write")
+    if output.exists() and not output.is_file():  # a new file would take a device's place
+        raise ConfigError(f"{output}: no plain file; give the name of the file to write")
     if not output.parent.is_dir():
         raise ConfigError(f"{output.parent}: no such folder; make it first")
 

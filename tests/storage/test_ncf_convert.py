@@ -1,5 +1,6 @@
 """What a conversion writes: tiles byte for byte as in memory, bundles with the same weights."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -245,6 +246,13 @@ class TestRefusals:
         assert output.read_bytes() == b"something else"
         convert(source, output, force=True)
         read_ncf(output).check_all()
+
+    def test_output_takes_no_devices_place(self, tmp_path: Path) -> None:
+        source, fifo = write_source(tmp_path), tmp_path / "m.ncf"
+        os.mkfifo(fifo)
+        with pytest.raises(ConfigError, match=r"m\.ncf: no plain file; give the name"):
+            convert(source, fifo, force=True)
+        assert fifo.is_fifo()
 
     def test_same_output_is_left_alone(self, tmp_path: Path) -> None:
         source, output = write_source(tmp_path), tmp_path / "out.ncf"
