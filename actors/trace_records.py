@@ -6,20 +6,24 @@ become lines when the timeline is closed.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO, TextIO
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from polyneuron.errors import FormatError
+from polyneuron.errors import DeviceError, FormatError
 from polyneuron.kernels.arena import OpKind
 from polyneuron.kernels.trace import TRACE_RECORD, TraceStage, TraceWhat
 from polyneuron.timeline import AppendedFile, merge_parts, part_path
 from polyneuron.timeline_events import Event
+from polyneuron.timeline_hold import Hold
 
 BATCH = 1 << 14
+HEAD_LENGTH_BYTES = 4
 KINDS = {int(kind): kind.name.lower() for kind in OpKind}
 STAGES = {int(stage): stage.name.lower() for stage in TraceStage}
 UNKNOWN_STEP = (1 << 32) - 1
@@ -36,7 +40,7 @@ class RecordSpool:
     def __init__(self, path: Path, executors: Sequence[str], num_layers: int) -> None:
         self._file = AppendedFile(spool_path(path))
         head = msgpack.packb([num_layers, *executors])
-        self._file.append(len(head).to_bytes(4, "little") + head)
+        self._file.append(len(head).to_bytes(HEAD_LENGTH_BYTES, "little") + head)
 
     def write(self, records: NDArray[np.void], steps: Mapping[int, int]) -> None:
         """Append records (n > 0,); `steps` has the number of the step behind each step_seq."""
@@ -55,25 +59,51 @@ class RecordSpool:
 
 
 def convert_records(path: Path) -> None:
-    """Turn a timeline's raw records, where there are any, into a part of it."""
-    spool = spool_path(path)
+    """Turn a timeline's raw records, where there are any, into a part of it.
+
+    DeviceError when the disk has no room for it: then the records stay, and nothing of it.
+    """
+    spool, part = spool_path(path), part_path(path, "records")
     if not spool.exists():
         return
-    with spool.open("rb") as source, part_path(path, "records").open("w") as target:
-        num_layers, executors = _head(source.read(int.from_bytes(source.read(4), "little")), spool)
-        seq = 0
-        while data := source.read(BATCH * TRACE_RECORD.itemsize):
-            whole = len(data) // TRACE_RECORD.itemsize * TRACE_RECORD.itemsize
-            records = np.frombuffer(data[:whole], TRACE_RECORD)
-            target.writelines(_lines(records, executors, num_layers, seq))
-            seq += len(records)
+    try:
+        with spool.open("rb") as source, part.open("w") as target:
+            _convert(source, target, spool)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise DeviceError(
+            f"{path}: cannot be written: {error.strerror}; its parts stay: with more room, "
+            "polyneuron trace puts them together"
+        ) from error
     spool.unlink()
 
 
+def _convert(source: BinaryIO, target: TextIO, spool: Path) -> None:
+    num_bytes = int.from_bytes(source.read(HEAD_LENGTH_BYTES), "little")
+    head = source.read(num_bytes)
+    if not head or len(head) < num_bytes:  # broken off before the first record
+        return
+    num_layers, executors = _head(head, spool)
+    seq = 0
+    while data := source.read(BATCH * TRACE_RECORD.itemsize):
+        whole = len(data) // TRACE_RECORD.itemsize * TRACE_RECORD.itemsize
+        records = np.frombuffer(data[:whole], TRACE_RECORD)
+        target.writelines(_lines(records, executors, num_layers, seq))
+        seq += len(records)
+
+
 def finish_timeline(path: Path) -> int:
-    """Put together what a run that was broken off left beside `path`; the number of events."""
-    convert_records(path)
-    return merge_parts(path)
+    """Put together what a run that was broken off left beside `path`; the number of events.
+
+    ConfigError when the run goes on, or nothing can be written there.
+    """
+    hold = Hold(part_path(path, "driver"), path)
+    try:
+        convert_records(path)
+        return merge_parts(path)
+    finally:
+        hold.release()
 
 
 def _head(head: bytes, spool: Path) -> tuple[int, list[str]]:

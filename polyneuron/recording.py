@@ -23,7 +23,7 @@ def with_trace_path(config: EngineConfig) -> EngineConfig:
     """
     if config.trace is None:
         return config
-    path = Path(config.trace).absolute()
+    path = Path(config.trace).resolve()  # of a link, the file it leads to is written
     check_writable(path)
     return replace(config, trace=str(path))
 
@@ -38,15 +38,17 @@ def recorded(config: EngineConfig) -> Iterator[Timeline | None]:
     from polyneuron.actors.trace_records import convert_records, spool_path
 
     path = Path(config.trace)
-    spool_path(path).unlink(missing_ok=True)  # of a run that was broken off
     timeline = Timeline(path)
+    spool_path(path).unlink(missing_ok=True)  # of a run that was broken off
     try:
         yield timeline
     finally:
         try:
             convert_records(path)
-        finally:
-            timeline.close()
+        except BaseException:
+            timeline.leave_parts()
+            raise
+        timeline.close()
 
 
 def tell_run(engine: Engine) -> None:
@@ -66,3 +68,4 @@ def tell_run(engine: Engine) -> None:
         memory_bytes=engine.budget.limit_bytes, arena_bytes=layout.num_bytes,
         cold_slots=layout.bundles.cold_slots if layout.bundles else 0, policy="engine",
     )  # fmt: skip
+    timeline.flush()  # what is told of a run that is killed begins with it

@@ -24,12 +24,15 @@ import structlog
 from polyneuron.clock import Clock, MonotonicClock
 from polyneuron.errors import ConfigError, DeviceError
 from polyneuron.timeline_events import Event, TimelineEvent, parse_event
+from polyneuron.timeline_hold import Hold, check_free
 
 __all__ = ["Event", "EventLogger", "Timeline", "TimelineEvent", "TimelinePart", "read_timeline"]
 
 MAX_TOLD = 64
 """Events a part keeps before it writes them. Made into lines together they cost a fifth of what
 each would alone, between steps that have filled the processor's caches with weights."""
+MAX_NAME_BYTES = 255
+"""Of a file's name, in the file systems of Linux."""
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
@@ -160,29 +163,46 @@ class Timeline:
 
     Whoever else has events writes a `TimelinePart` to `part_path(path, name)` and closes it before.
     The file appears whole, when it is closed; until then, and after a crash, the parts hold what
-    was told.
+    was told. ConfigError when another run is writing it.
     """
 
     def __init__(self, path: Path, clock: Clock | None = None) -> None:
         check_writable(path)
+        driver = part_path(path, "driver")
+        self._hold = Hold(driver, path)
         for part in find_parts(path):  # of a run that was broken off
-            part.unlink()
+            if part != driver:
+                part.unlink()
         self.path = path
         self.started_ns = (clock or MonotonicClock()).now_ns()
         """Before all of its events."""
-        self._part = TimelinePart(part_path(path, "driver"), clock)
+        self._part = TimelinePart(driver, clock)
         self._is_closed = False
 
     def logger(self, actor: str) -> EventLogger:
         """What tells events of an actor into the file's own part."""
         return self._part.logger(actor)
 
+    def flush(self) -> None:
+        """Hand what was told so far to the system: it survives the process."""
+        self._part.flush()
+
     def close(self) -> None:
         """Merge all parts into the file and remove them. Safe to call again."""
         if not self._is_closed:
             self._is_closed = True
             self._part.close()
-            merge_parts(self.path)
+            try:
+                merge_parts(self.path)
+            finally:
+                self._hold.release()
+
+    def leave_parts(self) -> None:
+        """Close without a file: whatever keeps it from being made, the parts can still be read."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._part.close()
+            self._hold.release()
 
     def __enter__(self) -> Self:
         return self
@@ -207,9 +227,25 @@ def find_parts(path: Path) -> list[Path]:
 
 
 def check_writable(path: Path) -> None:
-    """Raise ConfigError unless a timeline can be written here."""
+    """Raise ConfigError unless a timeline can be written here, and nobody else is about it."""
+    try:
+        _check_place(path)
+    except OSError as error:
+        raise ConfigError(f"--trace {path}: cannot be written: {error.strerror}") from None
+    check_free(part_path(path, "driver"), path)
+
+
+def _check_place(path: Path) -> None:
+    longest = len(os.fsencode(part_path(path, "coordinator").name))
+    if longest > MAX_NAME_BYTES:
+        raise ConfigError(
+            f"--trace {path}: the name is too long by {longest - MAX_NAME_BYTES} bytes; name "
+            "another file"
+        )
     if path.is_dir():
         raise ConfigError(f"--trace {path}: is a folder; name a file in it")
+    if path.exists() and not path.is_file():  # a new file would take a device's place
+        raise ConfigError(f"--trace {path}: is no plain file; name another one")
     if not path.parent.is_dir():
         raise ConfigError(f"--trace {path}: there is no folder {path.parent}; make it first")
     if path.exists() and path.stat().st_size and not _is_timeline(path):
@@ -236,8 +272,7 @@ def merge_parts(path: Path) -> int:
         dtype=np.dtype((np.int64, 4)),
     )  # time, part, offset, bytes
     if len(places) == 0:
-        for part in parts:
-            part.unlink()
+        _remove(parts)
         return 0
     order = np.lexsort((places[:, 2], places[:, 1], places[:, 0]))
     staged = path.with_name(f"{path.name}.tmp")
@@ -250,12 +285,32 @@ def merge_parts(path: Path) -> int:
             target.flush()
             os.fsync(target.fileno())
         staged.replace(path)
-    except OSError as error:
-        staged.unlink(missing_ok=True)
+    except BaseException as error:  # Ctrl-C among them
+        with contextlib.suppress(OSError):
+            staged.unlink()
+        if not isinstance(error, OSError):
+            raise
         raise DeviceError(f"{path}: cannot be written: {error.strerror}; its parts stay") from error
-    for part in parts:
-        part.unlink()
+    driver = part_path(path, "driver")
+    if driver in parts:
+        os.truncate(driver, 0)  # if this process ends here, nobody takes the rest for a whole run
+    _remove(parts)
     return len(places)
+
+
+def _remove(parts: list[Path]) -> None:
+    """Remove parts, the driver's, by which they are held, as the last."""
+    for part in sorted(parts, key=lambda part: part.name.endswith(".driver.part")):
+        part.unlink()
+
+
+def is_broken_off(path: Path) -> bool:
+    """Whether parts lie beside a timeline that are not in it, those of a run that goes on too."""
+    driver = part_path(path, "driver")
+    with contextlib.suppress(OSError):  # as of names that are too long
+        has_told = driver.exists() and driver.stat().st_size > 0
+        return has_told or (bool(find_parts(path)) and not path.exists())
+    return False
 
 
 def _mapped(part: Path, opened: contextlib.ExitStack) -> mmap.mmap:
@@ -294,5 +349,6 @@ def read_timeline(path: Path) -> Iterator[TimelineEvent]:
                 yield parse_event(line, f"{path}:{index}")
     except OSError as error:
         parts = find_parts(path)
-        cure = f"; its run was broken off: read {parts[0]}" if parts else ""
+        cure = "; its run was broken off: polyneuron trace puts together what is there"
+        cure = cure if parts else ""
         raise ConfigError(f"{path}: cannot be read: {error.strerror}{cure}") from error

@@ -37,7 +37,7 @@ TOP_LEVEL = {
 
 # Lowest first: a module imports from its own layer and those before it.
 LAYERS = (
-    {"errors", "clock", "config", "timeline", "timeline_events", "sizes"},
+    {"errors", "clock", "config", "timeline", "timeline_events", "timeline_hold", "sizes"},
     {"host_memory", "cgroups", "cores", "core_use"},
     {"kernels"},
     {"io"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,17 +12,22 @@ from typing import Annotated, TextIO
 
 import typer
 
+from polyneuron.actors.trace_records import finish_timeline
 from polyneuron.cli import options
 from polyneuron.cli.options import OUTPUT, option
 from polyneuron.cli.progress import LoadProgress
 from polyneuron.cli.trace_tables import show
 from polyneuron.errors import ConfigError
 from polyneuron.io.whole_file import write_whole_text
+from polyneuron.timeline import is_broken_off
 from polyneuron.tracing.chrome_trace import write_chrome_trace
 from polyneuron.tracing.collector import read_recording
 from polyneuron.tracing.page import page_of
 from polyneuron.tracing.recording import Recording
 from polyneuron.tracing.summary import Figures, summarize
+
+PART = re.compile(r"(.+)\.(?:records|[a-z]+\.part)")
+"""Names of files that lie beside a timeline while it is written."""
 
 
 def trace(
@@ -37,6 +43,7 @@ def trace(
 ) -> None:
     """What a timeline tells: times, shares and rates; as a page; for Perfetto."""
     path = Path(file)
+    _join(path)
     _check_outputs(path, {"--chrome": chrome, "--html": html})
     with LoadProgress("reading the timeline") as progress:
         recording = read_recording(path, progress)
@@ -49,6 +56,28 @@ def trace(
         sys.stdout.write(json.dumps(figures) + "\n")
     else:
         show(figures)
+
+
+def _join(path: Path) -> None:
+    """Make the timeline of a run that was broken off from its parts, where these lie there."""
+    path = path.resolve()
+    if part := PART.fullmatch(path.name):
+        whole = path.with_name(part[1])
+        if is_broken_off(whole):
+            raise ConfigError(
+                f"{path}: is a part of a timeline; polyneuron trace {whole} reads the whole"
+            )
+    if not is_broken_off(path):
+        return
+    try:
+        number = finish_timeline(path)
+    except ConfigError as error:  # it goes on
+        if not path.exists():
+            raise
+        _say(f"warning: {error}: this is the one before")
+        return
+    if number:
+        _say(f"its run was broken off: put {number:,} events together in {path}")
 
 
 def _write_page(recording: Recording, figures: Figures, target: TextIO) -> None:
@@ -72,7 +101,7 @@ def _check_outputs(timeline: Path, outputs: dict[str, str | None]) -> None:
         if name is None:
             continue
         path = Path(name)
-        if not name or path.is_dir():
+        if not name or (path.exists() and not path.is_file()):  # a device would be replaced
             raise ConfigError(f"{flag} {name!r}: is no file; name one")
         if not path.parent.is_dir():
             raise ConfigError(f"{flag} {path}: there is no folder {path.parent}; make it first")

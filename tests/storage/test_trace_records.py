@@ -9,13 +9,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyneuron.actors.trace_records import RecordSpool, convert_records, spool_path
-from polyneuron.errors import FormatError
+from polyneuron.actors.trace_records import (
+    RecordSpool,
+    convert_records,
+    finish_timeline,
+    spool_path,
+)
+from polyneuron.config import EngineConfig
+from polyneuron.errors import ConfigError, DeviceError, FormatError
 from polyneuron.io.block_device import BlockDevice
 from polyneuron.io.ncf_format import Layout
 from polyneuron.kernels.trace import TRACE_RECORD, TraceStage, TraceWhat
 from polyneuron.model.convert import convert
-from polyneuron.timeline import TimelineEvent, merge_parts, part_path, read_timeline
+from polyneuron.recording import recorded
+from polyneuron.timeline import (
+    Event,
+    Timeline,
+    TimelineEvent,
+    TimelinePart,
+    is_broken_off,
+    merge_parts,
+    part_path,
+    read_timeline,
+)
 from tests.support.local_engine import LocalEngine
 from tests.support.sparse_models import drelu_model, late_reads
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -207,3 +223,59 @@ class TestSpool:
     def test_nothing_recorded_is_no_error(self, tmp_path: Path) -> None:
         convert_records(tmp_path / "run.jsonl")
         assert not list(tmp_path.iterdir())
+
+    def test_cut_head_is_no_error(self, tmp_path: Path) -> None:
+        path = tmp_path / "run.jsonl"
+        RecordSpool(path, ["worker.0"], num_layers=1).close()
+        whole = spool_path(path).read_bytes()
+        for length in range(len(whole) + 1):
+            spool_path(path).write_bytes(whole[:length])
+            convert_records(path)
+            assert part_path(path, "records").read_bytes() == b""
+
+
+def told(path: Path) -> None:
+    """What a run leaves that was broken off: two parts and records."""
+    timeline = Timeline(path)
+    timeline.logger("driver").emit(Event.LOST, t_ns=1, records=1)
+    part = TimelinePart(part_path(path, "coordinator"))
+    part.logger("io").emit(Event.LOST, t_ns=9, records=2)
+    part.close()
+    spool = RecordSpool(path, ["worker.0"], num_layers=1)
+    spool.write(make_records(start_ns=[5], end_ns=[6]), {})
+    spool.close()
+    timeline.leave_parts()
+
+
+class TestBrokenOff:
+    def test_parts_and_records_become_one(self, tmp_path: Path) -> None:
+        path = tmp_path / "run.jsonl"
+        told(path)
+        assert is_broken_off(path)
+        assert finish_timeline(path) == 3
+        assert [(e.t_ns, e.seq) for e in read_timeline(path)] == [(1, 0), (5, 1), (9, 2)]
+        assert list(tmp_path.iterdir()) == [path]
+        assert not is_broken_off(path)
+
+    def test_running_one_is_left_alone(self, tmp_path: Path) -> None:
+        path = tmp_path / "run.jsonl"
+        with Timeline(path) as timeline:
+            timeline.logger("driver").emit(Event.LOST, records=1)
+            with pytest.raises(ConfigError, match="another run is writing"):
+                finish_timeline(path)
+        assert len(list(read_timeline(path))) == 1
+
+    def test_no_room_for_records_keeps_all(self, tmp_path: Path) -> None:
+        """Neither is the timeline made without them nor are they taken for the whole later."""
+        path = tmp_path / "run.jsonl"
+        config = EngineConfig(trace=str(path))
+        said = "No space left on device; its parts stay"
+        with pytest.raises(DeviceError, match=said), recorded(config) as timeline:
+            assert timeline is not None
+            timeline.logger("driver").emit(Event.LOST, t_ns=1, records=1)
+            spool = RecordSpool(path, ["worker.0"], num_layers=1)
+            spool.write(make_records(start_ns=[5], end_ns=[6]), {})
+            spool.close()
+            part_path(path, "records").symlink_to("/dev/full")
+        assert not path.exists()
+        assert finish_timeline(path) == 2

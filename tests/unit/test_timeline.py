@@ -1,17 +1,21 @@
 """The timeline's writer, its structlog chain, and its reader's one-line errors."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from polyneuron.clock import VirtualClock
+from polyneuron.config import EngineConfig
 from polyneuron.errors import ConfigError, FormatError
+from polyneuron.recording import with_trace_path
 from polyneuron.timeline import (
     Event,
     Timeline,
     TimelinePart,
     find_parts,
+    is_broken_off,
     merge_parts,
     part_path,
     read_timeline,
@@ -82,7 +86,7 @@ class TestMerging:
         part.flush()
         assert not path.exists()
         assert [e.keys["records"] for e in read_timeline(part_path(path, "coordinator"))] == [9]
-        with pytest.raises(ConfigError, match=r"broken off: read .*coordinator\.part"):
+        with pytest.raises(ConfigError, match=r"broken off: polyneuron trace puts together"):
             list(read_timeline(path))
         part.close()
         timeline.close()
@@ -106,6 +110,51 @@ class TestMerging:
         timeline.close()
         assert path.read_text() == "kept"
 
+    def test_ctrl_c_leaves_no_half_file(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        timeline = Timeline(path, VirtualClock())
+        timeline.logger("driver").emit(Event.LOST, records=1)
+
+        def interrupted(_: int) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("os.fsync", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            timeline.close()
+        assert list(path.parent.iterdir()) == [part_path(path, "driver")]
+        assert is_broken_off(path)
+
+    def test_end_while_parts_go_breaks_nothing_off(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Some parts gone, some not: what is left must not take the place of the whole."""
+        timeline = Timeline(path, VirtualClock())
+        timeline.logger("driver").emit(Event.LOST, records=1)
+        monkeypatch.setattr("polyneuron.timeline._remove", lambda parts: None)
+        timeline.close()
+        assert find_parts(path) and not is_broken_off(path)
+
+
+class TestTwoWriters:
+    def test_second_is_refused(self, path: Path) -> None:
+        first = Timeline(path, VirtualClock())
+        first.logger("driver").emit(Event.LOST, records=1)
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=r"run\.jsonl: another run is writing"):
+                Timeline(path, VirtualClock())
+        first.close()
+        assert [e.keys["records"] for e in read_timeline(path)] == [1]
+        Timeline(path, VirtualClock()).close()  # free again, and without events kept as it is
+        assert len(list(read_timeline(path))) == 1
+
+    def test_parts_that_stay_are_free(self, path: Path) -> None:
+        first = Timeline(path, VirtualClock())
+        first.logger("driver").emit(Event.LOST, records=1)
+        first.leave_parts()
+        assert is_broken_off(path)
+        with Timeline(path, VirtualClock()) as second:
+            second.logger("driver").emit(Event.LOST, records=2)
+        assert [e.keys["records"] for e in read_timeline(path)] == [2]
+
 
 class TestFullDisk:
     def test_recording_ends_and_nothing_else(self) -> None:
@@ -124,6 +173,23 @@ class TestPaths:
     def test_folder_is_no_file(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="is a folder"):
             Timeline(tmp_path)
+
+    def test_device_is_no_file(self, path: Path) -> None:
+        os.mkfifo(path)
+        with pytest.raises(ConfigError, match="is no plain file"):
+            Timeline(path)
+        assert path.is_fifo()
+
+    def test_long_name_is_refused_first(self, tmp_path: Path) -> None:
+        for length, said in ((240, "too long by 2 bytes"), (300, "too long by 62 bytes")):
+            with pytest.raises(ConfigError, match=said):
+                Timeline(tmp_path / ("a" * length))
+        Timeline(tmp_path / ("a" * 238)).close()
+
+    def test_link_is_followed(self, path: Path) -> None:
+        link = path.with_name("link")
+        link.symlink_to(path)
+        assert with_trace_path(EngineConfig(trace=str(link))).trace == str(path)
 
     def test_missing_timeline_is_named(self, path: Path) -> None:
         with pytest.raises(ConfigError, match=r"run\.jsonl: cannot be read: No such file"):

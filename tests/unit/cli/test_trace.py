@@ -1,11 +1,14 @@
 """`polyneuron trace`: what it prints and writes, and what it refuses."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from polyneuron.cli.main import main
+from polyneuron.timeline import Timeline, event_line, part_path
+from polyneuron.timeline_events import Event
 from tests.support.made_up_timeline import MadeUp
 from tests.unit.cli.test_main import refusal
 
@@ -85,6 +88,34 @@ class TestOutputs:
         assert set(timeline.parent.iterdir()) == {timeline, chrome, page}
 
 
+class TestBrokenOff:
+    def test_parts_are_put_together(self, tmp_path: Path, capsys: Captured) -> None:
+        path = tmp_path / "run.jsonl"
+        lines = map(event_line, MadeUp(tokens=4).events())
+        part_path(path, "driver").write_text("".join(lines))
+        assert ran(str(path), "--json") == 0
+        out, err = capsys.readouterr()
+        assert len(json.loads(out)["steps"]) == 4
+        assert "its run was broken off: put " in err and f"events together in {path}" in err
+        assert list(tmp_path.iterdir()) == [path]
+
+    @pytest.mark.parametrize("name", ["driver.part", "records"])
+    def test_part_tells_of_the_whole(self, name: str, tmp_path: Path, capsys: Captured) -> None:
+        path = tmp_path / "run.jsonl"
+        MadeUp(tokens=4).write(part_path(path, "driver"))
+        line = refusal(("trace", f"{path}.{name}"), capsys)
+        assert line.endswith(f"is a part of a timeline; polyneuron trace {path} reads the whole")
+
+    def test_older_one_is_read_while_a_run_goes_on(self, timeline: Path, capsys: Captured) -> None:
+        with Timeline(timeline) as running:
+            running.logger("driver").emit(Event.LOST, records=1)
+            running.flush()
+            assert ran(str(timeline), "--json") == 0
+            out, err = capsys.readouterr()
+        assert len(json.loads(out)["steps"]) == 24
+        assert "another run is writing" in err and "this is the one before" in err
+
+
 class TestRefusals:
     def test_garbage_names_its_line(self, timeline: Path, capsys: Captured) -> None:
         lines = timeline.read_text().splitlines(keepends=True)
@@ -105,6 +136,15 @@ class TestRefusals:
             (timeline.name, "is the timeline itself; name another file"),
         ):
             assert said in refusal(("trace", str(timeline), flag, str(folder / name)), capsys)
+
+    @pytest.mark.parametrize("flag", ["--chrome", "--html"])
+    def test_output_takes_no_devices_place(
+        self, flag: str, timeline: Path, capsys: Captured
+    ) -> None:
+        fifo = timeline.with_name("fifo")
+        os.mkfifo(fifo)
+        assert "is no file" in refusal(("trace", str(timeline), flag, str(fifo)), capsys)
+        assert fifo.is_fifo()
 
     def test_outputs_must_differ(self, timeline: Path, capsys: Captured) -> None:
         out = str(timeline.with_name("out"))
