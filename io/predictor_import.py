@@ -34,10 +34,12 @@ F32 = NDArray[np.float32]
 Load = Callable[[], F32]
 
 THRESHOLD_KEY = "powerinfer.sparse_threshold"
+MOST_THRESHOLD = 1e30
+"""In size; thresholds are kept in 32 bits."""
 ROLES = ("fc1", "fc2")
-IN_GGUF = re.compile(r"blk\.(\d+)\.(fc[12])\.weight")
-IN_CHECKPOINT = re.compile(r"(?:.*\.)?layers\.(\d+)\.(.*\.)?predictor\.(fc[12])\.weight")
-IN_FOLDER = re.compile(r"model_(\d+)\.(npz|safetensors)")
+IN_GGUF = re.compile(r"blk\.([0-9]{1,6})\.(fc[12])\.weight")
+IN_CHECKPOINT = re.compile(r"(?:.*\.)?layers\.([0-9]{1,6})\.(.*\.)?predictor\.(fc[12])\.weight")
+IN_FOLDER = re.compile(r"model_([0-9]{1,6})\.(npz|safetensors)")
 PICKLES = (".pt", ".pth", ".bin")
 
 
@@ -71,7 +73,8 @@ class PredictorImport:
         """fc1 (rank, d_model) and fc2 (d_ff, rank) of a layer; shape is (d_ff, d_model)."""
         fc1, fc2 = (self.loads[layer, role]() for role in ROLES)
         d_ff, d_model = shape
-        if fc1.ndim != 2 or fc2.shape != (d_ff, len(fc1)) or fc1.shape[1] != d_model:
+        is_right = fc1.ndim == 2 and fc1.size and fc1.shape[1] == d_model
+        if not is_right or fc2.shape != (d_ff, len(fc1)):
             self.fail(
                 f"has fc1 {fc1.shape} and fc2 {fc2.shape} in layer {layer}; the model needs "
                 f"(rank, {d_model}) and ({d_ff}, rank)"
@@ -147,7 +150,7 @@ def _folder_threshold(path: Path) -> float:
         return 0.0
     try:
         values = json.loads(config.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise FormatError(f"{config}: cannot be read as JSON ({error})") from None
     found = values.get("sparse_threshold", 0.0) if isinstance(values, dict) else None
     return _number(config, found, "sparse_threshold")
@@ -155,8 +158,8 @@ def _folder_threshold(path: Path) -> float:
 
 def _number(path: Path, value: Any, name: str) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not np.isfinite(value):
-        raise FormatError(f"{path}: {name} is no finite number")
+    if not is_number or not abs(value) <= MOST_THRESHOLD:
+        raise FormatError(f"{path}: {name} is no number up to {MOST_THRESHOLD:g}")
     return float(value)
 
 
@@ -173,14 +176,19 @@ def _file_load(file: Path, role: str) -> Load:
 
 
 def _npz_matrix(file: Path, role: str) -> F32:
+    """Never a pickle; what else a damaged file makes zip, inflate and numpy raise has no end."""
     try:
-        with np.load(file, allow_pickle=False) as arrays:
-            values: F32 = arrays[_name_in(file, arrays.files, role)].astype(np.float32)
-            return values
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        if isinstance(error, FormatError):
-            raise
-        raise FormatError(f"{file}: cannot be read as npz ({error})") from None
+        if not zipfile.is_zipfile(file):
+            raise FormatError(f"{file}: is no npz, or cut off; save it with numpy.savez")
+        with np.load(file, allow_pickle=False) as arrays, np.errstate(over="ignore"):
+            values = arrays[_name_in(file, arrays.files, role)]
+            if values.dtype.kind not in "fiu":
+                raise FormatError(f"{file}: {role} is no matrix of numbers")
+            return np.asarray(values, np.float32)
+    except FormatError:
+        raise
+    except Exception as error:  # noqa: BLE001
+        raise FormatError(f"{file}: cannot be read as npz ({error}); fetch it again") from None
 
 
 def _name_in(file: Path, names: Iterable[str], role: str) -> str:

@@ -23,6 +23,9 @@ F32 = NDArray[np.float32]
 
 LENGTH = struct.Struct("<Q")
 MAX_HEADER_BYTES = 100 << 20  # the format's own bound
+MAX_DIMS = 64
+MAX_EXTENT = 1 << 40
+"""Of a dimension; an array without values may have any others."""
 DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 SHIFT_BF16 = np.uint32(16)
 
@@ -50,6 +53,8 @@ class SafetensorsFile:
         if tensor.dtype not in DTYPES:
             known = " ".join(DTYPES)
             _fail(self.path, f"{quoted(name)} has type {quoted(tensor.dtype)}; supported: {known}")
+        if len(tensor.shape) != 2:
+            _fail(self.path, f"{quoted(name)} has {len(tensor.shape)} dimensions: is no matrix")
         with self.path.open("rb") as file:
             file.seek(tensor.begin)
             raw = file.read(tensor.end - tensor.begin)
@@ -75,7 +80,7 @@ def read_safetensors(path: Path) -> SafetensorsFile:
         _fail(path, error.strerror or str(error))
     try:
         entries = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         entries = None
     if not isinstance(entries, dict):
         _fail(path, "its header is no JSON object; not a safetensors file, or damaged")
@@ -96,6 +101,7 @@ def _place(path: Path, name: str, entry: Any, data: int, file_bytes: int) -> Saf
         dtype, (begin, end) = entry["dtype"], entry["data_offsets"]
         shape = tuple(entry["shape"])
         is_whole = all(type(value) is int and value >= 0 for value in (*shape, begin, end))
+        is_whole = is_whole and len(shape) <= MAX_DIMS and max(shape, default=0) < MAX_EXTENT
     except (KeyError, TypeError, ValueError):
         is_whole = False
     if not is_whole or not isinstance(dtype, str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,18 @@ def write_kind(folder: Path, kind: str) -> Path:
             shard = {n: a for n, a in checkpoint(LAYERS).items() if f".{index}." in n}
             write_safetensors(folder / f"model-{index}-of-2.safetensors", shard)
     return folder
+
+
+def entries(**arrays: tuple[list[int], int]) -> bytes:
+    """A safetensors header: of each matrix of layer 0 its shape and bytes."""
+    return json.dumps(
+        {
+            f"model.layers.0.predictor.{role}.weight": {
+                "dtype": "F32", "shape": shape, "data_offsets": [0, num_bytes],
+            }
+            for role, (shape, num_bytes) in arrays.items()
+        }
+    ).encode()  # fmt: skip
 
 
 class TestFound:
@@ -142,6 +155,27 @@ class TestRefused:
         with pytest.raises(FormatError, match=f"a.safetensors: .*{said}"):
             open_import(path)
 
+    @pytest.mark.parametrize(
+        "header",
+        [
+            b"[" * 100_000,
+            entries(fc1=([1] * 100, 4)),
+            entries(fc1=([1] * 8, 4)),
+            entries(fc1=([0, 1 << 70], 0), fc2=([96, 0], 0)),
+            entries(fc1=([0, 64], 0), fc2=([96, 0], 0)),
+            entries(fc1=([2] * 100_000, 4)),
+            entries(fc1=([1, 1], 4)).replace(b"layers.0", b"layers." + b"1" * 5000),
+        ],
+        ids=["nested", "hundred", "eight", "vast", "rankless", "endless", "layer"],
+    )
+    def test_hostile_safetensors(self, tmp_path: Path, header: bytes) -> None:
+        path = tmp_path / "a.safetensors"
+        path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+        with pytest.raises(FormatError, match=r"a\.safetensors"):
+            found = open_import(path)
+            found.check(1)
+            found.pair(0, SHAPE)
+
     def test_safetensors_cut_off_or_of_another_type(self, tmp_path: Path) -> None:
         path = write_safetensors(tmp_path / "a.safetensors", checkpoint(LAYERS), "I32")
         with pytest.raises(FormatError, match="has type 'I32'; supported: F32 F16 BF16"):
@@ -153,15 +187,54 @@ class TestRefused:
 
     def test_npz(self, tmp_path: Path) -> None:
         (tmp_path / "model_0.npz").write_bytes(b"no archive")
-        with pytest.raises(FormatError, match=r"model_0\.npz: cannot be read as npz"):
+        with pytest.raises(FormatError, match=r"model_0\.npz: is no npz"):
             open_import(tmp_path).pair(0, SHAPE)
         np.savez(tmp_path / "model_0.npz", other=np.ones(3))
         with pytest.raises(FormatError, match=r"has neither fc1\.weight nor fc1"):
             open_import(tmp_path).pair(0, SHAPE)
 
+    @pytest.mark.parametrize("kind", ["words", "dates", "fields", "complex", "objects", "vast"])
+    def test_npz_without_numbers(self, tmp_path: Path, kind: str) -> None:
+        write_kind(tmp_path, "npz")
+        made = {
+            "words": np.full(SHAPE, "1"), "dates": np.zeros(SHAPE, "M8[s]"),
+            "fields": np.zeros(SHAPE, [("a", "f4")]), "complex": np.zeros(SHAPE, complex),
+            "objects": np.full(SHAPE, None, object), "vast": np.full(SHAPE, 1e300),
+        }  # fmt: skip
+        np.savez(tmp_path / "model_0.npz", **{"fc1.weight": made[kind], "fc2.weight": LAYERS[0][1]})
+        with pytest.raises(FormatError, match=r"fc1|Object arrays"):
+            open_import(tmp_path).pair(0, SHAPE)
+
+    @pytest.mark.parametrize(
+        "head",
+        [
+            b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000, 1000000), }",
+            b"{'descr': '<f4', 'fortran_order': False, 'shape': (1%s, ), }" % (b"0" * 30),
+            b"{'descr': ('<f4'",
+            b"(" * 5000,
+        ],
+        ids=["bytes", "number", "cut", "nested"],
+    )
+    def test_hostile_npz(self, tmp_path: Path, head: bytes) -> None:
+        with zipfile.ZipFile(tmp_path / "model_0.npz", "w") as file:
+            file.writestr("fc1.npy", b"\x93NUMPY\1\0" + len(head).to_bytes(2, "little") + head)
+        with pytest.raises(FormatError, match=r"model_0\.npz: cannot be read as npz"):
+            open_import(tmp_path).pair(0, SHAPE)
+
+    def test_npz_whose_bytes_changed(self, tmp_path: Path) -> None:
+        path, (fc1, fc2) = tmp_path / "model_0.npz", LAYERS[0]
+        np.savez_compressed(path, fc1=fc1, fc2=fc2)
+        data = bytearray(path.read_bytes())
+        for at in range(60, 400, 10):
+            data[at] ^= 0xFF
+        path.write_bytes(data)
+        with pytest.raises(FormatError, match=r"model_0\.npz: cannot be read as npz"):
+            open_import(tmp_path).pair(0, SHAPE)
+
     def test_config(self, tmp_path: Path) -> None:
         write_kind(tmp_path, "npz")
-        for text in ("{", '{"sparse_threshold": "x"}', "[]"):
+        number = '{"sparse_threshold": 1%s}' % ("0" * 400)
+        for text in ("{", '{"sparse_threshold": "x"}', "[]", "[" * 100_000, number):
             (tmp_path / "config.json").write_text(text)
             with pytest.raises(FormatError, match=r"config\.json"):
                 open_import(tmp_path)
