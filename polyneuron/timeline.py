@@ -236,7 +236,7 @@ def check_writable(path: Path) -> None:
 
 
 def _check_place(path: Path) -> None:
-    longest = len(os.fsencode(part_path(path, "coordinator").name))
+    longest = len(os.fsencode(f"{path.name}.coordinator.part"))
     if longest > MAX_NAME_BYTES:
         raise ConfigError(
             f"--trace {path}: the name is too long by {longest - MAX_NAME_BYTES} bytes; name "

@@ -26,8 +26,8 @@ def core_settings(
     """
     cores = machine or this_machine()
     by_mask, by_range = _masked(cpu_mask), _ranged(cpu_range, cores)
-    cores.check(by_mask, f"-C {cpu_mask}")
-    cores.check(by_range, f"-Cr {cpu_range}")
+    cores.check(by_mask, f"-C {cpu_mask[:40]}")
+    cores.check(by_range, f"-Cr {cpu_range[:40]}")
     return {
         "num_workers": threads,
         "num_npu_threads": threads_batch,

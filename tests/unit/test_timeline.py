@@ -171,8 +171,9 @@ class TestPaths:
             Timeline(tmp_path / "nowhere" / "t.jsonl")
 
     def test_folder_is_no_file(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="is a folder"):
-            Timeline(tmp_path)
+        for path in (tmp_path, Path(), Path("/")):
+            with pytest.raises(ConfigError, match="is a folder"):
+                Timeline(path)
 
     def test_device_is_no_file(self, path: Path) -> None:
         os.mkfifo(path)
