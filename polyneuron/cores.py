@@ -99,7 +99,9 @@ class Cores:
         small = {core.core_id for core in self.usable if core.is_small}
         if len(small) == len(self.usable):  # confined to efficiency cores: they are what there is
             small = set()
-        return tuple(i for i in self.ids if self._strength[i] >= least and i not in small)
+        others = [core for core in self.ids if core not in small]
+        least *= max(self._strength[core] for core in others)
+        return tuple(core for core in others if self._strength[core] >= least)
 
     @cached_property
     def primary(self) -> frozenset[int]:

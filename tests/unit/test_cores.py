@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyneuron.cores import Cores, parse_core_list, read_cores, show_cores, this_machine
+from polyneuron.cores import Core, Cores, parse_core_list, read_cores, show_cores, this_machine
 from polyneuron.errors import ConfigError
 from tests.support.core_trees import (
     CPUS,
@@ -74,6 +74,10 @@ class TestKinds:
         assert read_cores(tmp_path / "board", [0, 1]).usual == (0, 1)
         hybrid(tmp_path / "desktop")
         assert read_cores(tmp_path / "desktop", [9, 10]).usual == (9, 10)
+
+    def test_small_ones_do_not_make_others_slow(self) -> None:
+        cores = Cores((Core(0, max_khz=3_000_000, is_small=True), Core(1, max_khz=1_800_000)), 2)
+        assert cores.usual == (1,)
 
 
 class TestLimits:
