@@ -39,8 +39,8 @@ def recorded(config: EngineConfig) -> Iterator[Timeline | None]:
 
     path = Path(config.trace)
     timeline = Timeline(path)
-    spool_path(path).unlink(missing_ok=True)  # of a run that was broken off
     try:
+        spool_path(path).unlink(missing_ok=True)  # of a run that was broken off
         yield timeline
     finally:
         try:
