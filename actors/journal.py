@@ -24,6 +24,8 @@ T = TypeVar("T")
 FORMAT = 1
 CONFIG_FIELDS = ("max_tokens", "max_sequences", "max_logit_rows")
 """Of EngineConfig: what the state looks at."""
+MAX_COUNT = 1 << 24
+"""Of KV blocks, and of what else a state makes room for."""
 
 
 def journal_path(path: Path) -> Path:
@@ -173,6 +175,8 @@ def read_journal(path: Path) -> Iterator[JournalEntry]:
         with path.open("rb") as file:
             for entry in msgpack.Unpacker(file, strict_map_key=False):
                 event, arguments, answer = entry
+                if (type(event), type(arguments), type(answer)) != (str, list, bytes):
+                    raise TypeError(event)
                 yield JournalEntry(event, arguments, answer)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
@@ -191,10 +195,16 @@ class JournalReplay:
     @classmethod
     def open(cls, head: JournalEntry) -> JournalReplay:
         """The state that a journal's first entry describes."""
-        if head.event != "journal" or head.arguments[0] != FORMAT:
+        if head.event != "journal" or head.arguments[:1] != [FORMAT]:
             raise FormatError(f"the journal does not begin with format {FORMAT}: write it anew")
-        _, values, num_kv_blocks = head.arguments
-        config = EngineConfig(**dict(zip(CONFIG_FIELDS, values, strict=True)))
+        try:
+            _, values, num_kv_blocks = head.arguments
+            config = EngineConfig(**dict(zip(CONFIG_FIELDS, values, strict=True)))
+            is_right = all(0 <= value < MAX_COUNT for value in (*values, num_kv_blocks))
+        except (TypeError, ValueError):
+            is_right = False
+        if not is_right:
+            raise FormatError("the journal's first entry describes no coordinator: damaged")
         return cls(CoordinatorState(config, num_kv_blocks))
 
     def answer(self, entry: JournalEntry) -> bytes:

@@ -145,6 +145,24 @@ class TestFile:
         with pytest.raises(FormatError, match=r"x\.journal: is "):
             list(replay_journal(path))
 
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (5, "is no journal"),
+            ([], "does not begin with format 1"),
+            ([1, [8, 4, 8], 1 << 40], "describes no coordinator"),
+            ([1, [1 << 40, 4, 8], 16], "describes no coordinator"),
+            ([1, [8, 4], 16], "describes no coordinator"),
+            ([1, 8, 16], "describes no coordinator"),
+            ([1, [8, "x", 8], 16], "describes no coordinator"),
+        ],
+    )
+    def test_damaged_head_is_refused(self, arguments: object, said: str, tmp_path: Path) -> None:
+        path = tmp_path / "x.journal"
+        path.write_bytes(msgpack.packb(["journal", arguments, msgpack.packb(None)]))
+        with pytest.raises(FormatError, match=said):
+            list(replay_journal(path))
+
     def test_missing_file_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="cannot be read: No such file"):
             list(replay_journal(tmp_path / "none"))
