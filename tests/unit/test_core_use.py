@@ -42,6 +42,11 @@ class TestExecutors:
         use = placed(make(tmp_path), workers, workers)
         assert use.workers == use.prefill == tuple((core,) for core in expected)
 
+    def test_slow_core_that_reads_best_is_taken_once(self, tmp_path: Path) -> None:
+        use = placed(rk3588(tmp_path), 6, io_cores=(1, 0))
+        assert use.workers == ((4,), (5,), (6,), (7,), (0,), (1,))
+        assert use.reader == (1,)
+
     def test_too_many_go_anywhere(self, tmp_path: Path) -> None:
         cores = alike(tmp_path)
         assert placed(cores, 6).workers[4:] == ((), ())
