@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tomllib
 from collections.abc import Iterable
@@ -17,6 +16,7 @@ from rich.table import Table
 from polyneuron.cli.options import OUTPUT, option
 from polyneuron.cli.shown import result_console
 from polyneuron.errors import ConfigError
+from polyneuron.timeline import check_writable
 
 if TYPE_CHECKING:
     from polyneuron.scenarios.expectation import Player
@@ -85,12 +85,8 @@ def load_plays(words: list[str], player: Player, seed: int, seeds: int) -> list[
 
 def check_trace(trace: Path | None) -> None:
     """Refuse a file that could not be written, before anything is played."""
-    if trace is None:
-        return
-    if trace.is_dir():
-        raise ConfigError(f"--trace {trace}: is a folder; name a file in it")
-    if not trace.parent.is_dir() or not os.access(trace.parent, os.W_OK):
-        raise ConfigError(f"--trace {trace}: no file can be written there; name another folder")
+    if trace is not None:
+        check_writable(trace)
 
 
 def library_for(player: Player, *, with_folders: bool) -> dict[str, str]:

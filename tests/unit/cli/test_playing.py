@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,17 @@ class TestWords:
 
 
 class TestRefusals:
+    def test_trace_takes_nothings_place(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        fifo, text = tmp_path / "fifo", tmp_path / "text"
+        os.mkfifo(fifo)
+        text.write_text("kept")
+        for path, said in ((fifo, "is no plain file"), (text, "is there and is no timeline")):
+            assert run("simulate", "cold_start", "--trace", str(path)) == 2
+            assert f"--trace {path}: {said}" in capsys.readouterr().err
+        assert fifo.is_fifo() and text.read_text() == "kept"
+
     @pytest.mark.parametrize(
         ("words", "message"),
         [
@@ -60,7 +72,7 @@ class TestRefusals:
             (["cold_start", "-x.y=1"], "-x.y=1: no such option"),
             (["cold_start", "--engine.memroy=1"], "engine.memroy: not a key here; did you mean me"),
             (["ladder_replayed"], "players: it is for replay, not for simulate"),
-            (["cold_start", "--trace", "/nowhere/t"], "--trace /nowhere/t: no file can be written"),
+            (["cold_start", "--trace", "/nowhere/t"], "--trace /nowhere/t: there is no folder"),
             (["cold_start", "--seeds", "2", "--trace", "t"], "--trace t: this makes 2 timelines"),
         ],
     )
