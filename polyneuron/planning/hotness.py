@@ -30,7 +30,7 @@ GROUPS = 512
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hotness:
-    """P(a token's deciding value is above zero), hottest first in every layer.
+    """P(a token's deciding value is above zero, or that it is named), hottest first in every layer.
 
     Parts of a layer are shares of its neurons, the hottest first.
     """
@@ -55,10 +55,21 @@ class Hotness:
         return cls.of_rates(rates, active_share)
 
     @classmethod
-    def of_rates(cls, rates: NDArray[np.floating], active_share: float) -> Self:
-        """From measured shares of tokens (layers, neurons), in any order."""
-        ordered = -np.sort(-np.asarray(rates, np.float64), axis=1)
-        return cls(_grouped(np.clip(ordered, 0.0, 1.0)), active_share, is_measured=True)
+    def of_rates(
+        cls, rates: NDArray[np.floating], active_share: float, cluster_neurons: int = 0
+    ) -> Self:
+        """From measured shares of tokens (layers, neurons).
+
+        With `cluster_neurons` they are in the order of a file whose hottest clusters come first:
+        they keep that order, since those are the clusters that can stay. Else they are ordered.
+        """
+        size = cluster_neurons or rates.shape[1]
+        parts = [
+            -np.sort(-np.asarray(rates[:, at : at + size], np.float64), axis=1)
+            for at in range(0, rates.shape[1], size)
+        ]
+        ordered = np.clip(np.concatenate(parts, axis=1), 0.0, 1.0)
+        return cls(_grouped(ordered), active_share, is_measured=True)
 
     def scaled(self, ratio: float, cold_ratio: float) -> Self:
         """The same neurons asked for so many times as often, as by a predictor.

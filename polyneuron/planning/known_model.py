@@ -16,6 +16,7 @@ from polyneuron.io.predictor_file import (
     predictor_path,
 )
 from polyneuron.io.profile_file import profile_path, read_profile
+from polyneuron.planning.bundles import neuron_rows
 from polyneuron.planning.cost_model import CostModel, PredictorWork
 from polyneuron.planning.device import DeviceProfile
 from polyneuron.planning.hotness import Hotness
@@ -61,23 +62,37 @@ def known_predictor(source: ModelSource, hotness: Hotness) -> PredictorWork | No
     Raises ConfigError when they are another model's, FormatError when they are damaged.
     """
     is_there = source.manifest.layout is Layout.BUNDLES and predictor_path(source.path).exists()
-    return predictor_work(source.predictors(), hotness) if is_there else None
+    return predictor_work(source.predictors(), hotness, ordered_by(source)) if is_there else None
 
 
-def predictor_work(file: PredictorFile, hotness: Hotness) -> PredictorWork:
-    """What predictors cost, and what their report promises; means over the layers."""
+def ordered_by(source: ModelSource) -> int:
+    """Neurons of the clusters that lie in the order of hotness; 0: they lie in no such order."""
+    manifest = source.manifest
+    is_ordered = all(section.neuron_ids is not None for section in manifest.sections[1:])
+    return neuron_rows(manifest).cluster_neurons if is_ordered else 0
+
+
+def predictor_work(
+    file: PredictorFile, hotness: Hotness, cluster_neurons: int = 0
+) -> PredictorWork:
+    """What predictors cost, and what their report promises; means over the layers.
+
+    `cluster_neurons` as for `Hotness.of_rates`.
+    """
     layers = len(file.ranks)
     hidden = [t for t in file.tensors.values() if t.role == "predictor.fc1"]
     scores = [t for t in file.tensors.values() if t.role in SCORES]
     return PredictorWork(
         mean_matrix(hidden, layers) if hidden else None,
         mean_matrix(scores, layers),
-        *named_and_active(file, hotness),
+        *named_and_active(file, hotness, cluster_neurons),
         is_early=file.info.input is PredictorInput.ATTENTION,
     )
 
 
-def named_and_active(file: PredictorFile, hotness: Hotness) -> tuple[Hotness, Hotness]:
+def named_and_active(
+    file: PredictorFile, hotness: Hotness, cluster_neurons: int
+) -> tuple[Hotness, Hotness]:
     """How often neurons are named, and how often they are named and active.
 
     Older files do not tell the first neuron by neuron: then it follows from the report's means.
@@ -89,7 +104,8 @@ def named_and_active(file: PredictorFile, hotness: Hotness) -> tuple[Hotness, Ho
     cold_ratio = cold / cold_needed if cold is not None else USUAL_COLD_RATIO
     found = hotness.scaled(recall, min(recall, cold_ratio))
     if file.named is not None:
-        return Hotness.of_rates(file.named, hotness.active_share), found
+        asked = Hotness.of_rates(file.named, hotness.active_share, cluster_neurons)
+        return asked, found
     ratio = predicted / max(hotness.needed(), 1e-6) if predicted else USUAL_RATIO
     return hotness.scaled(ratio, cold_ratio), found
 

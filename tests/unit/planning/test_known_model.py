@@ -81,3 +81,16 @@ class TestPredictors:
         assert work.asked.needed() == pytest.approx(0.2)
         assert work.asked.hit_rate(0.5) == pytest.approx(1.0 - CACHE_LOSS)
         assert work.asked.needed(1, 0.5) == pytest.approx(0.0, abs=1e-9)
+
+    def test_clusters_keep_the_order_of_the_file(self, source: ModelSource) -> None:
+        """What is named often but lies late is not what stays."""
+        num, size = source.spec.d_ff, 448
+        named = np.zeros((source.spec.num_layers, num), np.float32)
+        named[:, -size:] = 0.5
+        file, hotness = replace(make_predictors(source), named=named), known_hotness(source, num)
+        late, anywhere = (predictor_work(file, hotness, each).asked for each in (size, 0))
+        share = size / num
+        assert late.needed(1, 0.0, share) == pytest.approx(0.0, abs=1e-9)
+        assert late.needed(1, 1 - share) == pytest.approx(0.5 * share)
+        assert anywhere.needed(1, 0.0, share) == pytest.approx(0.5 * share)
+        assert late.hit_rate(share) == pytest.approx(1.0 - CACHE_LOSS)
