@@ -11,9 +11,11 @@ share cores, and reading overlaps with what does not wait for it:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from polyneuron.io.ncf_format import PAGE_BYTES
 from polyneuron.planning.device import DeviceProfile, Kernel
 from polyneuron.planning.hotness import Hotness
 from polyneuron.planning.work import Matrix, ModelWork, RowWork
@@ -111,6 +113,14 @@ class CostModel:
     def step(self, knobs: Knobs, batch: int = 1) -> StepCost:
         """What a decode step costs with these knobs."""
         return _Step(self, knobs, batch).cost()
+
+
+def moved_bytes(read_bytes: int) -> int:
+    """What a device moves for one of reads that lie end to end, as bundles do: whole pages.
+
+    A read of whole pages begins with one; others begin anywhere in theirs and reach into one more.
+    """
+    return read_bytes + PAGE_BYTES - math.gcd(read_bytes, PAGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,11 +249,12 @@ class _Step:
         device, knobs, work = self.model.device, self.knobs, self.model.work
         if layer.reads <= 0:
             return attention_ns + layer.compute_ns
-        speed = device.random_reads(read_bytes, min(knobs.queue_depth, max(1.0, layer.reads)))
+        moved = moved_bytes(read_bytes)
+        speed = device.random_reads(moved, min(knobs.queue_depth, max(1.0, layer.reads)))
         cpu_ns = layer.reads * (speed.cpu_ns + device.cache.miss_ns + LAND_NS)
         # The last neuron to land still has to be computed: a cluster's part of the layer.
         last = (layer.compute_ns - layer.early_ns) / (work.rows.num_clusters if work.rows else 1)
-        first_ns = device.random_reads(read_bytes, 1).latency_ns
+        first_ns = device.random_reads(moved, 1).latency_ns
         reading = layer.early_ns + first_ns + layer.reads * 1e9 / speed.reads_per_s + last
         if knobs.is_looking_ahead:
             return max(self._shared(attention_ns + layer.compute_ns, cpu_ns), reading)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyneuron.planning.cost_model import DENSE, EXACT, IN_ORDER, PREDICTED, Knobs
+from polyneuron.planning.cost_model import DENSE, EXACT, IN_ORDER, PREDICTED, Knobs, moved_bytes
 from tests.support.made_up_device import make_device, make_model, shape_source
 
 SOURCE = shape_source()
@@ -109,3 +109,16 @@ class TestMoves:
         dense = Knobs(DENSE, 2, 32, resident)
         more = replace(dense, num_resident=resident + 1)
         assert MODEL.step(more).total_ns <= MODEL.step(dense).total_ns
+
+
+@pytest.mark.parametrize(
+    "read_bytes, moved", [(4096, 4096), (8192, 8192), (7168, 10240), (4608, 8192), (512, 4096)]
+)
+def test_devices_move_whole_pages(read_bytes: int, moved: int) -> None:
+    """The mean over all places at which bundles of this size can begin."""
+    pages = [
+        (at + read_bytes - 1) // 4096 - at // 4096 + 1
+        for at in range(0, 8 * 4096 * 7 * 9, read_bytes)
+    ]
+    assert moved_bytes(read_bytes) == moved
+    assert 4096 * sum(pages) / len(pages) == pytest.approx(moved, rel=0.001)
