@@ -1,6 +1,7 @@
 """The table of the paper's figures, and what is drawn of it."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,12 @@ def test_table_says_what_is_off() -> None:
     console.print(table_of([row(), row(figure="pipeline", simulated=None)]))
     text = console.export_text()
     assert "-20.0%" in text and "ok" in text and "off" in text
+
+
+def test_what_needs_a_wide_tolerance_is_not_met() -> None:
+    assert row().verdict == "ok"
+    assert replace(row(), tolerance=0.6).verdict == "out of reach"
+    assert replace(row(), tolerance=0.6, ok=False).verdict == "off"
 
 
 def test_point_names_its_memory() -> None:
