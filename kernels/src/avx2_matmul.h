@@ -130,60 +130,7 @@ ALWAYS_INLINE void panel_quant(const int type, float *out, size_t out_stride, co
     }
 }
 
-ALWAYS_INLINE void tile_float(const int type, const int tokens, float *out, size_t out_stride,
-                              const void *tile, size_t cols, const float *x)
-{
-    vf acc[2][4] = {0};
-    for (size_t c = 0; c < cols; c++)
-        for (int k = 0; k < 4; k++) {
-            const size_t at = c * TILE_ROWS + QUARTER_ROWS * (size_t)k;
-            vf weight = type == STORAGE_F16 ? load_f16((const uint16_t *)tile + at)
-                                            : load((const float *)tile + at);
-            for (int t = 0; t < tokens; t++)
-                acc[t][k] = acc[t][k] + weight * x[t * cols + c];
-        }
-    for (int t = 0; t < tokens; t++)
-        for (int k = 0; k < 4; k++)
-            store(out + t * out_stride + QUARTER_ROWS * k, acc[t][k]);
-}
-
-ALWAYS_INLINE void panel_float(const int type, float *out, size_t out_stride, const uint8_t *w,
-                               size_t num_tiles, size_t cols, const float *x, size_t num_tokens)
-{
-    const size_t bytes = tile_bytes(type, cols);
-    for (size_t i = 0; i < num_tiles; i++, w += bytes, out += TILE_ROWS) {
-        size_t t = 0;
-        for (; t + 2 <= num_tokens; t += 2)
-            tile_float(type, 2, out + t * out_stride, out_stride, w, cols, x + t * cols);
-        if (t < num_tokens)
-            tile_float(type, 1, out + t * out_stride, out_stride, w, cols, x + t * cols);
-    }
-}
-
-static void matmul_tiles_avx2(int type, float *out, size_t out_stride, const void *w,
-                              size_t num_tiles, size_t cols, const void *x, size_t num_tokens)
-{
-    const size_t num_blocks = cols / BLOCK_COLS;
-    switch (type) {
-    case STORAGE_Q4:
-        panel_quant(STORAGE_Q4, out, out_stride, w, num_tiles, num_blocks, x, num_tokens);
-        break;
-    case STORAGE_Q4M:
-        panel_quant(STORAGE_Q4M, out, out_stride, w, num_tiles, num_blocks, x, num_tokens);
-        break;
-    case STORAGE_Q8:
-        panel_quant(STORAGE_Q8, out, out_stride, w, num_tiles, num_blocks, x, num_tokens);
-        break;
-    case STORAGE_Q1:
-        panel_quant(STORAGE_Q1, out, out_stride, w, num_tiles, num_blocks, x, num_tokens);
-        break;
-    case STORAGE_F16:
-        panel_float(STORAGE_F16, out, out_stride, w, num_tiles, cols, x, num_tokens);
-        break;
-    case STORAGE_F32:
-        panel_float(STORAGE_F32, out, out_stride, w, num_tiles, cols, x, num_tokens);
-        break;
-    }
-}
+#define FLOAT_TILE_TOKENS 2
+#include "tile_panels.h"
 
 #endif

@@ -129,37 +129,8 @@ ALWAYS_INLINE void panel_quant(const int type, float *out, size_t out_stride, co
     }
 }
 
-ALWAYS_INLINE void tile_float(const int type, const int tokens, float *out, size_t out_stride,
-                              const void *tile, size_t cols, const float *x)
-{
-    vf acc[4][2];
-    for (int t = 0; t < tokens; t++)
-        acc[t][0] = acc[t][1] = _mm512_setzero_ps();
-    for (size_t c = 0; c < cols; c++)
-        for (int h = 0; h < 2; h++) {
-            const size_t at = c * TILE_ROWS + HALF_ROWS * (size_t)h;
-            vf weight = type == STORAGE_F16 ? load_f16((const uint16_t *)tile + at)
-                                            : load((const float *)tile + at);
-            for (int t = 0; t < tokens; t++)
-                acc[t][h] = acc[t][h] + weight * x[t * cols + c];
-        }
-    for (int t = 0; t < tokens; t++)
-        for (int h = 0; h < 2; h++)
-            store(out + t * out_stride + HALF_ROWS * h, acc[t][h]);
-}
-
-ALWAYS_INLINE void panel_float(const int type, float *out, size_t out_stride, const uint8_t *w,
-                               size_t num_tiles, size_t cols, const float *x, size_t num_tokens)
-{
-    const size_t bytes = tile_bytes(type, cols);
-    for (size_t i = 0; i < num_tiles; i++, w += bytes, out += TILE_ROWS) {
-        size_t t = 0;
-        for (; t + 4 <= num_tokens; t += 4)
-            tile_float(type, 4, out + t * out_stride, out_stride, w, cols, x + t * cols);
-        for (; t < num_tokens; t++)
-            tile_float(type, 1, out + t * out_stride, out_stride, w, cols, x + t * cols);
-    }
-}
+#define FLOAT_TILE_TOKENS 4
+#include "tile_panels.h"
 
 /* Tokens whose activations stay in half of the L2 cache while all tiles pass by. */
 static size_t panel_tokens(size_t token_bytes)
@@ -171,35 +142,15 @@ static size_t panel_tokens(size_t token_bytes)
 static void matmul_tiles_avx512(int type, float *out, size_t out_stride, const void *w,
                                 size_t num_tiles, size_t cols, const void *x, size_t num_tokens)
 {
-    const size_t num_blocks = cols / BLOCK_COLS;
     const int is_float = type == STORAGE_F16 || type == STORAGE_F32;
     const size_t token_bytes = is_float ? cols * sizeof(float)
-                                        : num_blocks * sizeof(struct act_block);
+                                        : cols / BLOCK_COLS * sizeof(struct act_block);
     const size_t step = panel_tokens(token_bytes);
     for (size_t t = 0; t < num_tokens; t += step) {
         const size_t count = num_tokens - t < step ? num_tokens - t : step;
         const void *acts = (const char *)x + t * token_bytes;
         float *to = out + t * out_stride;
-        switch (type) {
-        case STORAGE_Q4:
-            panel_quant(STORAGE_Q4, to, out_stride, w, num_tiles, num_blocks, acts, count);
-            break;
-        case STORAGE_Q4M:
-            panel_quant(STORAGE_Q4M, to, out_stride, w, num_tiles, num_blocks, acts, count);
-            break;
-        case STORAGE_Q8:
-            panel_quant(STORAGE_Q8, to, out_stride, w, num_tiles, num_blocks, acts, count);
-            break;
-        case STORAGE_Q1:
-            panel_quant(STORAGE_Q1, to, out_stride, w, num_tiles, num_blocks, acts, count);
-            break;
-        case STORAGE_F16:
-            panel_float(STORAGE_F16, to, out_stride, w, num_tiles, cols, acts, count);
-            break;
-        case STORAGE_F32:
-            panel_float(STORAGE_F32, to, out_stride, w, num_tiles, cols, acts, count);
-            break;
-        }
+        matmul_panel(type, to, out_stride, w, num_tiles, cols, acts, count);
     }
 }
 

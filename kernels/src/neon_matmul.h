@@ -3,20 +3,10 @@
 #define POLYNEURON_NEON_MATMUL_H
 
 #include "neon_tiles.h"
+#include "tile_block.h"
 
 #define RUN_ROWS (4 * RUN_REGISTERS)
 #define TILE_RUNS (TILE_ROWS / RUN_ROWS)
-#define TILE_REGISTERS (TILE_ROWS / VF)
-
-/* Bytes of scales (and mins) before the quants of a tile block. */
-ALWAYS_INLINE size_t header_bytes(const int type) { return type == STORAGE_Q4M ? 128 : 64; }
-
-ALWAYS_INLINE size_t block_bytes(const int type)
-{
-    return type == STORAGE_Q1 ? sizeof(struct q1_tile_block)
-        : type == STORAGE_Q4 ? sizeof(struct q4_tile_block)
-        : type == STORAGE_Q4M ? sizeof(struct q4m_tile_block) : sizeof(struct q8_tile_block);
-}
 
 /* acc (tokens, 8 rows from `row` on) += the block's terms; x (tokens, num_blocks) */
 ALWAYS_INLINE void add_block(const int type, const int tokens,
@@ -86,60 +76,7 @@ ALWAYS_INLINE void panel_quant(const int type, float *out, size_t out_stride, co
     }
 }
 
-ALWAYS_INLINE void tile_float(const int type, const int tokens, float *out, size_t out_stride,
-                              const void *tile, size_t cols, const float *x)
-{
-    vf acc[2][TILE_REGISTERS] = {0};
-    for (size_t c = 0; c < cols; c++)
-        for (int k = 0; k < TILE_REGISTERS; k++) {
-            const size_t at = c * TILE_ROWS + VF * (size_t)k;
-            vf weight = type == STORAGE_F16 ? load_f16((const uint16_t *)tile + at)
-                                            : load((const float *)tile + at);
-            for (int t = 0; t < tokens; t++)
-                acc[t][k] = acc[t][k] + weight * x[t * cols + c];
-        }
-    for (int t = 0; t < tokens; t++)
-        for (int k = 0; k < TILE_REGISTERS; k++)
-            store(out + t * out_stride + VF * k, acc[t][k]);
-}
-
-ALWAYS_INLINE void panel_float(const int type, float *out, size_t out_stride, const uint8_t *w,
-                               size_t num_tiles, size_t cols, const float *x, size_t num_tokens)
-{
-    const size_t bytes = tile_bytes(type, cols);
-    for (size_t i = 0; i < num_tiles; i++, w += bytes, out += TILE_ROWS) {
-        size_t t = 0;
-        for (; t + 2 <= num_tokens; t += 2)
-            tile_float(type, 2, out + t * out_stride, out_stride, w, cols, x + t * cols);
-        if (t < num_tokens)
-            tile_float(type, 1, out + t * out_stride, out_stride, w, cols, x + t * cols);
-    }
-}
-
-static void matmul_tiles_neon(int type, float *out, size_t out_stride, const void *w,
-                              size_t num_tiles, size_t cols, const void *x, size_t num_tokens)
-{
-    const size_t num_blocks = cols / BLOCK_COLS;
-    switch (type) {
-    case STORAGE_Q4:
-        panel_quant(STORAGE_Q4, out, out_stride, w, num_tiles, num_blocks, x, num_tokens);
-        break;
-    case STORAGE_Q4M:
-        panel_quant(STORAGE_Q4M, out, out_stride, w, num_tiles, num_blocks, x, num_tokens);
-        break;
-    case STORAGE_Q8:
-        panel_quant(STORAGE_Q8, out, out_stride, w, num_tiles, num_blocks, x, num_tokens);
-        break;
-    case STORAGE_Q1:
-        panel_quant(STORAGE_Q1, out, out_stride, w, num_tiles, num_blocks, x, num_tokens);
-        break;
-    case STORAGE_F16:
-        panel_float(STORAGE_F16, out, out_stride, w, num_tiles, cols, x, num_tokens);
-        break;
-    case STORAGE_F32:
-        panel_float(STORAGE_F32, out, out_stride, w, num_tiles, cols, x, num_tokens);
-        break;
-    }
-}
+#define FLOAT_TILE_TOKENS 2
+#include "tile_panels.h"
 
 #endif

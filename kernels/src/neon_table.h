@@ -11,7 +11,7 @@
 
 #define NEON_KERNELS                                  \
     .quantize_acts = quantize_acts_neon,              \
-    .matmul_tiles = matmul_tiles_neon,                \
+    .matmul_tiles = matmul_panel,                     \
     .gather_row = gather_row_lanes,                   \
     .dot_rows = dot_rows_lanes,                       \
     .axpy_rows = axpy_rows_lanes,                     \

@@ -1,18 +1,8 @@
-/* What the x86 matmuls share: the parts of a tile block, and prefetching. */
+/* What the x86 matmuls share: prefetching. */
 #ifndef POLYNEURON_X86_TILES_H
 #define POLYNEURON_X86_TILES_H
 
-#include "lanes.h"
-
-/* Bytes of scales (and mins) before the quants of a tile block. */
-ALWAYS_INLINE size_t header_bytes(const int type) { return type == STORAGE_Q4M ? 128 : 64; }
-
-ALWAYS_INLINE size_t block_bytes(const int type)
-{
-    return type == STORAGE_Q1 ? sizeof(struct q1_tile_block)
-        : type == STORAGE_Q4 ? sizeof(struct q4_tile_block)
-        : type == STORAGE_Q4M ? sizeof(struct q4m_tile_block) : sizeof(struct q8_tile_block);
-}
+#include "tile_block.h"
 
 /* A single token's pass is one linear stream from memory, and hardware prefetch stops at each 4 KiB
  * page. Measured on Zen 4: the 4-bit streams gain most from one touch a block well into a coming
