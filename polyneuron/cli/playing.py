@@ -65,13 +65,17 @@ def override_value(text: str) -> Any:
     return found["value"] if len(found) == 1 else text
 
 
-def load_plays(words: list[str], player: Player, seed: int, seeds: int) -> list[Play]:
-    """Every scenario with every seed, read before anything is played."""
+def load_plays(
+    words: list[str], player: Player, seed: int, seeds: int, *, play_library: bool = False
+) -> list[Play]:
+    """Every scenario, on request all of the library too, with every seed; nothing is played yet."""
     from polyneuron.scenarios.library import find_scenario
     from polyneuron.scenarios.playing import Play
     from polyneuron.scenarios.script import load_script
 
     scenarios, overrides = split_words(words)
+    if play_library:
+        scenarios += library_for(player, with_folders=False)
     if not scenarios:
         raise ConfigError("no scenario: give a file or a name; --list shows those that come along")
     plays = []

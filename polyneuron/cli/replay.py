@@ -18,12 +18,10 @@ def replay(
     from polyneuron.scenarios.expectation import Player
     from polyneuron.scenarios.playing import play_all
 
+    player = Player.REPLAY
     if list_library:
-        playing.show_library(Player.REPLAY, as_json=as_json)
+        playing.show_library(player, as_json=as_json)
         return
     playing.check_trace(trace)
-    chosen = list(words or [])
-    if play_library:
-        chosen += playing.library_for(Player.REPLAY, with_folders=False)
-    plays = playing.load_plays(chosen, Player.REPLAY, seed, seeds)
-    playing.show_results(play_all(plays, Player.REPLAY, trace=trace), as_json=as_json)
+    plays = playing.load_plays(list(words or []), player, seed, seeds, play_library=play_library)
+    playing.show_results(play_all(plays, player, trace=trace), as_json=as_json)

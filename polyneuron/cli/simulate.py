@@ -30,14 +30,12 @@ def simulate(
     from polyneuron.scenarios.expectation import Player
     from polyneuron.scenarios.playing import play_all
 
+    player = Player.SIMULATE
     if list_library:
-        playing.show_library(Player.SIMULATE, as_json=as_json)
+        playing.show_library(player, as_json=as_json)
         return
     playing.check_trace(trace)
     if ray is not None and trace is not None:
         raise ConfigError(f"--trace {trace}: another machine would write it; leave --ray out")
-    chosen = list(words or [])
-    if play_library:
-        chosen += playing.library_for(Player.SIMULATE, with_folders=False)
-    plays = playing.load_plays(chosen, Player.SIMULATE, seed, seeds)
-    playing.show_results(play_all(plays, Player.SIMULATE, jobs, trace, ray), as_json=as_json)
+    plays = playing.load_plays(list(words or []), player, seed, seeds, play_library=play_library)
+    playing.show_results(play_all(plays, player, jobs, trace, ray), as_json=as_json)
