@@ -1,6 +1,6 @@
 /* Tiles of floats, and tiles of any type by a panel of tokens: what is the same for every
- * instruction set. Included after panel_quant and FLOAT_TILE_TOKENS: how many tokens' sums of a tile
- * fit the registers. */
+ * instruction set. Included after panel_quant and FLOAT_TILE_TOKENS, the number of tokens whose
+ * sums of a tile fit the registers. */
 #ifndef POLYNEURON_TILE_PANELS_H
 #define POLYNEURON_TILE_PANELS_H
 
