@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import Any, Protocol
+
+from polyneuron.timeline import event_line
 
 
 class TimelineSink(Protocol):
@@ -25,16 +26,16 @@ class KeptTimeline:
         self._events.append((t_ns, {"actor": actor, "event": event, **keys}))
 
     def lines(self) -> list[str]:
-        """One JSON object a line, by time; events of one moment in the order they were told."""
+        """The file's lines, by time; events of one moment in the order they were told."""
         ordered = sorted(self._events, key=lambda told: told[0])
         return [
-            json.dumps({"t_ns": t_ns, "seq": seq, **keys}, separators=(",", ":"))
+            event_line({"t_ns": t_ns, "seq": seq, **keys})
             for seq, (t_ns, keys) in enumerate(ordered)
         ]
 
     def text(self) -> bytes:
         """The file's bytes."""
-        return "".join(f"{line}\n" for line in self.lines()).encode()
+        return "".join(self.lines()).encode()
 
 
 def sha256_of(text: bytes) -> str:

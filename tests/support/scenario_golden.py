@@ -17,5 +17,6 @@ def golden_text(script: Script) -> str:
         timeline = KeptTimeline()
         simulate(point.played_by(Player.SIMULATE), timeline)
         lines = timeline.lines()
-        parts.append(f"{sha256_of(timeline.text())} {len(lines)} events {name}".rstrip())
-    return "\n".join([*parts, *lines[-TAIL:]]) + "\n"
+        sha = sha256_of("".join(lines).encode())
+        parts.append(f"{sha} {len(lines)} events {name}".rstrip() + "\n")
+    return "".join([*parts, *lines[-TAIL:]])
