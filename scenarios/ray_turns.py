@@ -60,6 +60,8 @@ def perform_on_ray(
     """What `perform` makes of each turn, in order; every node needs this version of polyneuron."""
     with connected(address) as ray:
         task = ray.remote(num_cpus=1)(perform)
+        # None is cancelled when one fails: a cancellation that meets the end of its task ends this
+        # whole process (Ray 2.60), and the others end with the connection.
         pending = [task.remote(turn) for turn in turns]
         try:
             for reference in pending:
@@ -68,6 +70,3 @@ def perform_on_ray(
             if isinstance(error.cause, ConfigError):
                 raise error.cause from None
             raise EngineError(f"a task failed: {error.cause!r}") from error
-        finally:
-            for reference in pending:
-                ray.cancel(reference, force=True)
