@@ -22,9 +22,18 @@ void trace_format(void *base, uint64_t offset, uint32_t capacity) {
     *ring = (struct trace_ring){.capacity = capacity};
 }
 
+/* What is written next may not be seen before the count is: it may overwrite what that count tells
+ * the consumer not to trust. Processors of Arm's kind would reorder them. */
+static void write_after_count(void) {
+#ifndef __SANITIZE_THREAD__ /* which knows no fences */
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+#endif
+}
+
 void trace_put(void *base, uint64_t offset, const struct trace_record *record) {
     struct trace_ring *ring = at(base, offset);
     uint64_t head = ring->head;
+    write_after_count();
     *slot(ring, head) = *record;
     __atomic_store_n(&ring->head, head + 1, __ATOMIC_RELEASE);
 }
