@@ -19,6 +19,7 @@ from polyneuron.kernels._kernels import ffi, lib
 
 if TYPE_CHECKING:
     from polyneuron.kernels._kernels import CData
+    from polyneuron.kernels.backend_calls import BackendCalls
 
 PAGE_BYTES = 4096
 HEADER_BYTES = 4096
@@ -216,9 +217,20 @@ class Arena:
         """Take an executor's place; returns the generation to serve with."""
         return int(lib.executor_attach(self.base, executor, unit, pid))
 
-    def serve(self, executor: int, generation: int, slice_ns: int) -> ServeStatus:
-        """Run steps until told to leave or `slice_ns` are over (blocks, without the GIL)."""
-        return ServeStatus(lib.executor_serve(self.base, executor, generation, slice_ns))
+    def serve(
+        self, executor: int, generation: int, slice_ns: int, backend: BackendCalls | None = None
+    ) -> ServeStatus:
+        """Run steps until told to leave or `slice_ns` are over (blocks, without the GIL).
+
+        `backend` computes the ops it takes; the GIL is held while it is asked.
+        """
+        calls = backend.pointer if backend else ffi.NULL
+        status = lib.executor_serve(self.base, executor, generation, slice_ns, calls)
+        return ServeStatus(status)
+
+    def set_backend(self, has_backend: bool) -> None:
+        """Say whether an executor of the NPU has a back end that others must wait for."""
+        lib.backend_set(self.base, has_backend)
 
     # ---- streamed layers
 

@@ -23,10 +23,17 @@ COMPILE_FLAGS = [
     "-Werror",
 ]
 
+# Python functions that C calls, from `executor_serve` and so with the GIL taken for each call.
+CALLED_BY_C = """
+extern "Python" int32_t python_backend_takes(void *, const struct step_op *, uint32_t);
+extern "Python" int32_t python_backend_run(void *, const struct step_op *, uint32_t);
+"""
+
 INCLUDED = ("kernels", "engine", "io_engine", "neuron_reads", "simulation", "trace")
 
 ffibuilder = FFI()
 ffibuilder.cdef("\n".join((ROOT / "src" / name).read_text() for name in API_HEADERS))
+ffibuilder.cdef(CALLED_BY_C)
 ffibuilder.set_source(
     "polyneuron.kernels._kernels",
     "".join(f'#include "{name}.h"\n' for name in INCLUDED),

@@ -44,3 +44,28 @@ struct executor_record *executor_at(void *base, uint32_t executor) {
     assert(executor < MAX_EXECUTORS);
     return &board_at(base)->executors[executor];
 }
+
+static void wake_everybody(void *base) {
+    struct step_board *board = board_at(base);
+    futex_wake_all(&board->progress);
+    futex_wake_all(&board->finished);
+    futex_wake_all(&board->doorbell[UNIT_CPU]);
+    futex_wake_all(&board->doorbell[UNIT_NPU]);
+}
+
+void step_abort(void *base) {
+    struct arena_header *header = base;
+    __atomic_store_n(&header->abort, 1, __ATOMIC_SEQ_CST);
+    wake_everybody(base);
+}
+
+void step_clear_abort(void *base) {
+    struct arena_header *header = base;
+    __atomic_store_n(&header->abort, 0, __ATOMIC_SEQ_CST);
+}
+
+void arena_stop(void *base) {
+    struct arena_header *header = base;
+    __atomic_store_n(&header->stop, 1, __ATOMIC_SEQ_CST);
+    wake_everybody(base);
+}

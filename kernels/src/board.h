@@ -43,6 +43,8 @@ struct step_board {
     uint32_t pad3[15];
     uint32_t finished; /* the last step whose ops are all complete; the coordinator waits on it */
     uint32_t pad4[15];
+    uint32_t decided; /* as progress: ops the back end's executor has decided about, to the last */
+    uint32_t pad6[15];
     struct step_params params;
     uint64_t pad5[8];
     struct executor_record executors[MAX_EXECUTORS];

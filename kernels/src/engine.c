@@ -1,6 +1,7 @@
 /* The step board and the executors' loop (board.h tells how a step is shared). */
 #include <assert.h>
 
+#include "backend.h"
 #include "board.h"
 #include "neuron_cache.h"
 #include "trace.h"
@@ -26,6 +27,7 @@ void step_ring(void *base, uint32_t step_seq) {
     int used[2] = {0, 0};
     for (uint32_t i = 0; i < params->program_ops; i++)
         used[ops[i].unit] = 1;
+    __atomic_store_n(&board->decided, progress_word(step_seq, 0), __ATOMIC_SEQ_CST);
     __atomic_store_n(&board->progress, progress_word(step_seq, 0), __ATOMIC_SEQ_CST);
     for (int unit = 0; unit < 2; unit++)
         if (used[unit])
@@ -56,31 +58,6 @@ int step_wait(void *base, uint32_t step_seq, int64_t timeout_ns) {
     }
 }
 
-static void wake_everybody(void *base) {
-    struct step_board *board = board_at(base);
-    futex_wake_all(&board->progress);
-    futex_wake_all(&board->finished);
-    futex_wake_all(&board->doorbell[UNIT_CPU]);
-    futex_wake_all(&board->doorbell[UNIT_NPU]);
-}
-
-void step_abort(void *base) {
-    struct arena_header *header = base;
-    __atomic_store_n(&header->abort, 1, __ATOMIC_SEQ_CST);
-    wake_everybody(base);
-}
-
-void step_clear_abort(void *base) {
-    struct arena_header *header = base;
-    __atomic_store_n(&header->abort, 0, __ATOMIC_SEQ_CST);
-}
-
-void arena_stop(void *base) {
-    struct arena_header *header = base;
-    __atomic_store_n(&header->stop, 1, __ATOMIC_SEQ_CST);
-    wake_everybody(base);
-}
-
 /* ---- the executors' side ---- */
 
 uint32_t executor_attach(void *base, uint32_t executor, uint32_t unit, int32_t pid) {
@@ -106,6 +83,7 @@ struct walker { /* one executor inside one step */
     uint64_t row_stall_ns;   /* and for rows inside it */
     uint64_t idle_since_ns;  /* the step's begin, or the end of the last op with a unit of ours */
     uint64_t idle_stall_ns;  /* waited for layers since then */
+    const struct backend_calls *backend; /* NULL: all is computed here */
 };
 
 static int must_leave(const struct walker *w) {
@@ -217,6 +195,19 @@ static int wait_for_layer(struct walker *w, const struct step_op *op) {
     return 0;
 }
 
+/* Wait until the back end's executor has taken the op or left it to all: 0, or -1 when the step is
+ * over for this executor. */
+static int wait_for_decision(struct walker *w, uint32_t index) {
+    uint32_t decided;
+    while ((decided = backend_undecided(w->base, w->board, w->seq, index)) != BACKEND_DECIDED) {
+        if (must_leave(w) || is_over(w))
+            return -1;
+        __atomic_fetch_add(&w->record->heartbeat, 1, __ATOMIC_RELAXED);
+        futex_wait(&w->board->decided, decided, WAIT_SLICE_NS);
+    }
+    return 0;
+}
+
 static int waits_for_rows(const struct step_op *op) {
     return op->kind == OP_LATE_CLUSTERS || op->kind == OP_AWAIT_ROWS;
 }
@@ -304,21 +295,29 @@ static int walk_op(struct walker *w, const struct step_op *ops, uint32_t index) 
             return -1;
         relocate_op(&local, at(w->base, w->step.stream), w->step.stream_base);
     }
+    int is_backends = backend_may_take(w->base, op);
+    if (is_backends && w->backend == NULL && wait_for_decision(w, index) != 0)
+        return -1;
     uint64_t start_ns = is_timed ? monotonic_ns() : 0;
     struct op_state *state = &w->board->ops[index];
     uint32_t num_units = op_num_units(op, &w->step);
-    uint32_t chunk = claim_chunk(w, op, num_units);
+    int is_taken = is_backends && w->backend && backend_takes(w->backend, op, &w->step);
+    uint32_t chunk = is_taken ? num_units : claim_chunk(w, op, num_units);
     uint32_t mine = 0;
     int stale = 0;
     for (;;) {
         uint32_t first = claim(w, state, num_units, chunk, &stale);
+        if (is_backends && w->backend && stale == 0)
+            backend_decided(w->board, w->seq, index);
         if (first >= num_units)
             break;
         uint32_t last = num_units - first > chunk ? first + chunk : num_units;
         if ((w->step.flags & STEP_DRY) == 0) {
             if (waits_for_rows(op) && wait_for_rows(w, op, first, last) != 0)
                 return -1;
-            op_run(w->base, op, &w->step, w->record, first, last);
+            if (!is_taken || first != 0 ||
+                backend_run(w->backend, w->record, op, &w->step, index) != 0)
+                op_run(w->base, op, &w->step, w->record, first, last);
         }
         count_done(w, state, last - first);
         __atomic_fetch_add(&w->record->heartbeat, 1, __ATOMIC_RELAXED);
@@ -355,10 +354,11 @@ static void stall(struct walker *w) {
     }
 }
 
-int executor_serve(void *base, uint32_t executor, uint32_t generation, int64_t slice_ns) {
+int executor_serve(void *base, uint32_t executor, uint32_t generation, int64_t slice_ns,
+                   const struct backend_calls *backend) {
     struct arena_header *header = base;
     struct walker w = {.base = base, .board = board_at(base), .record = executor_at(base, executor),
-                       .executor = executor, .generation = generation};
+                       .executor = executor, .generation = generation, .backend = backend};
     uint32_t *doorbell = &w.board->doorbell[w.record->unit];
     uint64_t end = monotonic_ns() + (uint64_t)slice_ns;
     for (;;) {

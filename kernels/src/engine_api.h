@@ -145,9 +145,10 @@ struct executor_record {
     uint64_t scratch;         /* offset of its private scratch */
     uint64_t scratch_bytes;
     uint64_t trace;           /* offset of its struct trace_ring, 0: none */
-    uint64_t reserved64;
+    uint64_t notice;          /* offset of a uint32 length and so many bytes: why the back end gave
+                                 up; 0: nobody reads it */
     uint32_t seen_seq;        /* the last step rung that it took notice of */
-    uint32_t reserved32;
+    uint32_t in_backend;      /* 1 + the op that its back end is computing, 0: none */
     uint64_t stall_ns;        /* modelled: it begins its next step so much later, once; anybody may
                                  write it, and its heartbeat stands meanwhile */
     uint64_t reserved[4];
@@ -165,7 +166,7 @@ struct arena_header {
     uint64_t arena_bytes;
     uint64_t board;           /* struct step_board */
     uint32_t num_executors;
-    uint32_t reserved;
+    uint32_t has_backend;     /* nonzero: an executor with a back end decides about dense ops */
     struct region regions[16];
 };
 
@@ -212,6 +213,16 @@ struct layer_stream {
     uint32_t serving;         /* the one the reader is at; a futex word */
 };
 
+/* A back end as an executor calls it from inside a step; both are told the op, whose offsets are
+ * those of this step, and its input rows. */
+typedef int32_t (*backend_call)(void *handle, const struct step_op *op, uint32_t num_rows);
+struct backend_calls {
+    void *handle;             /* passed on */
+    backend_call takes;       /* whether it computes this op: 1, or 0: the executors do */
+    backend_call run;         /* compute the op it has taken: 0, or the executor does all of it; a
+                                 residual is added to once everything else is done */
+};
+
 /* Bytes of the step board for programs of up to max_ops ops. */
 size_t board_bytes(uint32_t max_ops);
 /* Format an arena: header and board. `base` is page aligned. */
@@ -241,9 +252,15 @@ void arena_stop(void *base);
 
 /* Take the executor's place; returns its generation (older ones leave). */
 uint32_t executor_attach(void *base, uint32_t executor, uint32_t unit, int32_t pid);
+/* Say whether an executor of the NPU has a back end; it says so before its unit serves, and no more
+ * once it computes everything here. Wakes who waits for its decisions. */
+void backend_set(void *base, int has_backend);
 /* Serve steps until the arena stops, the place is taken over (stale), or slice_ns pass with no
- * step rung: enum serve_status. Blocks; the caller releases the GIL. */
-int executor_serve(void *base, uint32_t executor, uint32_t generation, int64_t slice_ns);
+ * step rung: enum serve_status. Blocks; the caller releases the GIL. backend: NULL, or of the one
+ * executor that has one: it is asked about every dense matrix of its unit that all rows of a step
+ * go through, and computes whole ops; the unit's other executors wait for each decision. */
+int executor_serve(void *base, uint32_t executor, uint32_t generation, int64_t slice_ns,
+                   const struct backend_calls *backend);
 
 struct layer_stream *layer_stream_at(void *base, uint64_t offset);
 /* Count a load as landed and wake who waits for it. */

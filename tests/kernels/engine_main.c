@@ -186,7 +186,7 @@ static void *serve(void *argument)
     const uint32_t executor = (uint32_t)(uintptr_t)argument;
     int status = SERVE_SLICE;
     while (status == SERVE_SLICE)
-        status = executor_serve(base, executor, generations[executor], SLICE_NS);
+        status = executor_serve(base, executor, generations[executor], SLICE_NS, NULL);
     must(status == SERVE_STOPPED, "an executor that leaves when it is told to");
     return NULL;
 }
