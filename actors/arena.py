@@ -40,6 +40,7 @@ def format_arena(arena: Arena, layout: ArenaLayout, num_executors: int) -> None:
         record = arena.executor(index)
         record.scratch = layout.at(f"scratch.{index}")
         record.scratch_bytes = layout.spans[f"scratch.{index}"].num_bytes
+        record.notice = layout.at("inputs.npu_notice")
         record.trace = layout.at(f"trace.{index}") if layout.config.trace else 0
 
 

@@ -49,6 +49,8 @@ class EngineConfig:
     """CPU workers; 0: one for each physical core that is fast, or for each of `cores`."""
     num_npu_threads: int = -1
     """Threads of the NPU executor's native back end in prefill; -1: one for each worker."""
+    npu: str = "native"
+    """Who computes dense matrices in prefill: native, openvino[:DEVICE] or none (docs/NPU.md)."""
     cores: tuple[int, ...] = ()
     """Cores that executors and the I/O actor keep to; empty: all that this process may use."""
     io_cores: tuple[int, ...] = ()

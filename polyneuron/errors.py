@@ -35,3 +35,7 @@ class DeviceError(PolyneuronError, OSError):
 
 class EngineError(PolyneuronError):
     """The engine could not finish a request: an actor was lost or a step ran past its bound."""
+
+
+class BackendError(PolyneuronError):
+    """A back end of the NPU executor that failed; the native kernels go on in its place."""

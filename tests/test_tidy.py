@@ -40,6 +40,7 @@ LAYERS = (
     {"errors", "clock", "config", "timeline", "timeline_events", "timeline_hold", "sizes"},
     {"host_memory", "cgroups", "cores", "core_use"},
     {"kernels"},
+    {"backends"},
     {"io"},
     {"model"},
     {"synth"},

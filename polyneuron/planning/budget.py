@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from polyneuron.backends.spec import check_threads
 from polyneuron.config import (
     DEFAULT_NUM_CTX,
     EngineConfig,
@@ -53,7 +54,7 @@ def resolve_config(
         )
     workers = config.num_workers or min(cores.num_workers(config.cores), MAX_EXECUTORS // 2)
     automatic = max(0, min(workers, MAX_EXECUTORS - workers))
-    npu_threads = automatic if config.num_npu_threads < 0 else config.num_npu_threads
+    npu_threads = check_threads(config.npu, config.num_npu_threads, automatic)
     if workers + npu_threads > MAX_EXECUTORS:
         raise ConfigError(
             f"{workers} workers and {npu_threads} NPU threads: there are places for "

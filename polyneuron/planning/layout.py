@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from polyneuron.backends.notice import NOTICE_BYTES
 from polyneuron.config import EngineConfig, FeedForwardMode, Phase
 from polyneuron.io.ncf_format import Layout, NcfManifest, NcfSection, round_up
 from polyneuron.io.predictor_file import PredictorFile
@@ -195,6 +196,7 @@ def _input_parts(config: EngineConfig) -> list[tuple[str, int]]:
         ("tables", 4 * tables),
         ("logit_rows", 4 * config.max_logit_rows),
         ("bytes_read", 8),
+        ("npu_notice", NOTICE_BYTES),
     ]
 
 

@@ -22,6 +22,11 @@ from polyneuron.actors.request_book import RequestBook
 from polyneuron.actors.sequence_run import SequenceRun
 from polyneuron.actors.step_runner import StepRunner
 from polyneuron.actors.step_trace import StepTrace, make_trace
+from polyneuron.backends.backend import Backend
+from polyneuron.backends.choice import open_backend
+from polyneuron.backends.notice import read_notice
+from polyneuron.backends.op_server import open_server
+from polyneuron.backends.spec import parse_npu
 from polyneuron.config import EngineConfig, Phase
 from polyneuron.errors import EngineError
 from polyneuron.io.arena_loader import read_all
@@ -32,6 +37,7 @@ from polyneuron.io.neuron_reader import NeuronReader, open_neuron_device
 from polyneuron.io_report import LayerActivity, layer_activity
 from polyneuron.kernels import isa
 from polyneuron.kernels.arena import Arena, ServeStatus, Unit
+from polyneuron.kernels.backend_calls import BackendCalls
 from polyneuron.kernels.neuron_cache import NeuronCache
 from polyneuron.model.sampling import SamplingParams
 from polyneuron.planning.budget import fit
@@ -66,8 +72,11 @@ class LocalEngine:
         *,
         isa_name: str | None = None,
         wrap: Callable[[BlockDevice], BlockDevice] = lambda device: device,
+        backend: Backend | None = None,
         **settings: Any,
     ) -> None:
+        self._backend = backend
+        """Of the NPU executor, in the place of the one that `npu` names."""
         self._wrap = wrap
         """Around the device layers are streamed from."""
         self.isa = isa.select(isa_name)
@@ -89,6 +98,7 @@ class LocalEngine:
         self._trace = make_trace(self.arena, self.layout)
         self._runner = StepRunner(self.arena, self.spec, self.layout, self._trace)
         self._next_id = 1
+        self._calls = self._open_server()
         units = [Unit.CPU] * self.config.num_workers + [Unit.NPU] * self.config.num_npu_threads
         # Attached here, not in the threads: an executor takes part in steps rung after that.
         self._threads = [
@@ -105,6 +115,18 @@ class LocalEngine:
             self._threads.append(threading.Thread(target=self._read_neurons, daemon=True))
         for thread in self._threads:
             thread.start()
+
+    def _open_server(self) -> BackendCalls | None:
+        spec = parse_npu(self.config.npu)
+        backend = self._backend or (open_backend(spec, 1) if spec.has_graphs else None)
+        first = self.config.num_workers
+        waits = self.config.deterministic
+        self.server = open_server(self.arena, first, backend, waits=waits)
+        return BackendCalls(self.server) if self.server else None
+
+    def notice(self) -> str:
+        """Why the back end gave up; empty: it did not."""
+        return read_notice(self.arena, self.layout.at("inputs.npu_notice"))
 
     def _read_weights(self) -> None:
         reads, path = self.source.reads(self.layout), self.source.path
@@ -125,7 +147,9 @@ class LocalEngine:
             NeuronReader(self._wrap(device), self.arena, offset).run()
 
     def _serve(self, executor: int, generation: int) -> None:
-        while self.arena.serve(executor, generation, SERVE_SLICE_NS) is ServeStatus.SLICE:
+        backend = self._calls if executor == self.config.num_workers else None
+        serve = self.arena.serve
+        while serve(executor, generation, SERVE_SLICE_NS, backend) is ServeStatus.SLICE:
             pass
 
     def generate(
@@ -231,6 +255,8 @@ class LocalEngine:
         for thread in self._threads:
             thread.join(JOIN_TIMEOUT_S)
             assert not thread.is_alive()
+        if self.server:
+            self.server.close()
         self._trace.close()
         self._local.close()
 
