@@ -59,13 +59,16 @@ class Supervisor:
         return [i for i in self.executors if not process_exists(self.arena.executor(i).pid)]
 
     def lost(self) -> list[int]:
-        """Executors that are gone, stopped, or hang inside the running step."""
-        now_ns, found = monotonic_ns(), []
+        """Executors that are gone, stopped, or hang inside the running step.
+
+        Who shares a process with one of them is lost with it.
+        """
+        now_ns, pids = monotonic_ns(), set()
         for index in self.executors:
-            record = self.arena.executor(index)
-            if process_state(record.pid) in LOST_STATES or self._hangs(index, now_ns):
-                found.append(index)
-        return found
+            pid = int(self.arena.executor(index).pid)
+            if process_state(pid) in LOST_STATES or self._hangs(index, now_ns):
+                pids.add(pid)
+        return [index for index in self.executors if int(self.arena.executor(index).pid) in pids]
 
     def _hangs(self, index: int, now_ns: int) -> bool:
         record = self.arena.executor(index)

@@ -97,6 +97,17 @@ class TestSupervisor:
         clock.now_ns += 1
         assert watched.lost() == [0]
 
+    def test_those_of_its_process_are_lost_too(
+        self, clock: Clock, sleeper: subprocess.Popen[bytes]
+    ) -> None:
+        """They are killed with it, and cannot leave the step any more."""
+        arena = FakeArena(os.getpid(), sleeper.pid, sleeper.pid)
+        watched = make_supervisor(arena)
+        arena.records[2].busy_seq = 3
+        assert watched.lost() == []
+        clock.now_ns += HANG_NS + 1
+        assert watched.lost() == [1, 2]
+
     def test_heartbeat_shows_life(self, clock: Clock, sleeper: subprocess.Popen[bytes]) -> None:
         arena = FakeArena(sleeper.pid)
         watched = make_supervisor(arena)
