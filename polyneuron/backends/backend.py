@@ -27,6 +27,9 @@ class Capabilities:
     """The most bytes of weights that it may be bound to; None: no limit is known."""
     max_graphs: int | None = None
     """The most graphs it keeps; None: no limit is known."""
+    takes_floats: bool = False
+    """Whether activations come as floats even where weights are quantised: the values of their int8
+    blocks, so that it multiplies what the kernels do."""
     is_modelled: bool = False
 
 
@@ -46,7 +49,8 @@ class Buffers:
     """Memory of one run; a back end reads and writes it in place."""
 
     x: NDArray[Any]
-    """(tokens, cols / 32) activation blocks for quantised weights, else (tokens, cols) float32."""
+    """(tokens, cols / 32) activation blocks for quantised weights, else, and for back ends that
+    take floats, (tokens, cols) float32."""
     weight: NDArray[np.uint8]
     """Tiles, as they lie in the arena."""
     out: NDArray[np.float32]

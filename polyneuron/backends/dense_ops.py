@@ -27,6 +27,8 @@ from polyneuron.kernels.quant import (
     tile_bytes,
 )
 
+INPUT = 2
+"""The slot of unpacked activations, after those of up and gate."""
 Matrix = tuple[StorageType, int]
 """How a matrix is stored and where it begins."""
 
@@ -52,7 +54,11 @@ class DenseOps:
 
     def __init__(self, arena: Arena, backend: Backend, graphs: GraphCache) -> None:
         self._arena, self._backend, self._graphs = arena, backend, graphs
-        self._outs: dict[tuple[int, int, int], F32] = {}
+        self._takes_floats = backend.capabilities().takes_floats
+        self._memory: dict[tuple[int, int, int], F32] = {}
+        """Of outputs and unpacked activations, used again by every op."""
+        self._x: NDArray[Any] = np.empty(0, np.float32)
+        """The running op's input."""
 
     def graphs(self, op: Any, num_tokens: int) -> dict[tuple[StorageType, int], Graph] | None:
         """The graphs an op needs by storage and rows; None while there is one that is not there."""
@@ -60,7 +66,7 @@ class DenseOps:
         wanted = {
             (storage, rows): ShapeBucket(tokens, rows, op.cols, storage)
             for storage, _ in matrices(op)
-            for _, rows in row_runs(op.rows)
+            for _, rows in row_runs(op.rows, op.cols)
         }
         found = {key: self._graphs.get(bucket) for key, bucket in wanted.items()}
         graphs = {key: graph for key, graph in found.items() if graph is not None}
@@ -71,6 +77,8 @@ class DenseOps:
         graphs = self.graphs(op, num_tokens)
         if graphs is None:
             raise BackendError("a graph that was there is gone")
+        tokens = max(graph.bucket.tokens for graph in graphs.values())
+        self._x = self._input(op, matrices(op)[0][0], num_tokens, tokens)
         if op.kind == OpKind.FEED_FORWARD:
             for first, values in self._active(op, num_tokens, graphs):
                 self._write_hidden(op, first, values)
@@ -96,7 +104,7 @@ class DenseOps:
     ) -> Iterator[tuple[int, F32]]:
         """Rows of a matrix times the input, with its bias: (first row, values)."""
         (matrix,) = matrices(op)
-        for first, rows in row_runs(op.rows):
+        for first, rows in row_runs(op.rows, op.cols):
             yield first, self._product(op, num_tokens, graphs, matrix, op.bias, first, rows, 0)
 
     def _active(
@@ -105,7 +113,7 @@ class DenseOps:
         """Activations of neurons: (first neuron, values)."""
         up_matrix, *gates = matrices(op)
         kind = FeedForwardKind(op.activation)
-        for first, rows in row_runs(op.rows):
+        for first, rows in row_runs(op.rows, op.cols):
             place = (first, rows)
             up = self._product(op, num_tokens, graphs, up_matrix, op.up_bias, *place, 0)
             gate = up
@@ -125,25 +133,36 @@ class DenseOps:
         weight = self._arena.view(
             offset + first // TILE_ROWS * size, (rows // TILE_ROWS * size,), np.uint8
         )
-        key = (tokens, rows, slot)
-        out = self._outs.setdefault(key, np.empty((0, 0), np.float32))
-        if out.shape != (tokens, rows):
-            out = self._outs[key] = np.empty((tokens, rows), np.float32)
-        self._backend.bind(graph, Buffers(self._input(op, storage, tokens), weight, out))
+        out = self._floats(tokens, rows, slot)
+        self._backend.bind(graph, Buffers(self._x[:tokens], weight, out))
         self._backend.run(graph)
         values = out[:num_tokens]
-        if out.shape != (tokens, rows) or not np.isfinite(values).all():
+        if not np.isfinite(values).all():
             raise BackendError(f"what it gave for {tokens} x {rows} is not finite")
         if bias:
             values += self._arena.view(bias + 4 * first, (rows,), np.float32)
         return values
 
-    def _input(self, op: Any, storage: StorageType, tokens: int) -> NDArray[Any]:
+    def _floats(self, tokens: int, cols: int, slot: int) -> F32:
+        """An array (tokens, cols) of which there is one for each slot."""
+        key = (tokens, cols, slot)
+        if key not in self._memory:
+            self._memory[key] = np.zeros((tokens, cols), np.float32)
+        return self._memory[key]
+
+    def _input(self, op: Any, storage: StorageType, num_tokens: int, tokens: int) -> NDArray[Any]:
         """The op's input rows; those past the step's tokens hold what they did before."""
-        if storage.is_quantised:
-            return self._arena.view(getattr(op, "in"), (tokens, op.cols // BLOCK_COLS), ACT_BLOCK)
-        rows = self._arena.view(getattr(op, "in"), (tokens, op.in_stride // 4), np.float32)
-        return np.ascontiguousarray(rows[:, : op.cols])
+        if not storage.is_quantised:
+            rows = self._arena.view(getattr(op, "in"), (tokens, op.in_stride // 4), np.float32)
+            return np.ascontiguousarray(rows[:, : op.cols])
+        blocks = op.cols // BLOCK_COLS
+        acts = self._arena.view(getattr(op, "in"), (tokens, blocks), ACT_BLOCK)
+        if not self._takes_floats:
+            return acts
+        out = self._floats(tokens, op.cols, INPUT)
+        values, used = out.reshape(tokens, blocks, BLOCK_COLS), acts[:num_tokens]
+        np.multiply(used["quants"], used["scale"][..., None], out=values[:num_tokens])
+        return out
 
     def _write_hidden(self, op: Any, first: int, values: F32) -> None:
         """Neurons' activations for the down matrix: int8 blocks, floats or both."""

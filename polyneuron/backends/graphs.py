@@ -10,8 +10,9 @@ from polyneuron.kernels.quant import TILE_ROWS
 
 TOKEN_BUCKETS = (8, 32, 128, 512)
 ROW_BUCKETS = (512, 256, 128, 64, 32)
-"""Hot widths; any whole number of tiles is a sum of them. At most 512: a graph unpacks so many rows
-at once, which for 4096 columns are 8 MiB of floats."""
+"""Hot widths; any whole number of tiles is a sum of them."""
+MAX_UNPACKED = 1 << 20
+"""Weights of one graph, which may unpack them all to floats: 4 MiB; a tile may have more."""
 IDLE_USES = 4096
 """A graph that was not asked for during so many other requests may make room for another."""
 
@@ -23,10 +24,12 @@ def token_bucket(num_tokens: int, max_tokens: int) -> int:
     )
 
 
-def row_runs(num_rows: int) -> list[tuple[int, int]]:
-    """Whole tiles of `num_rows` rows cut into hot widths: (first row, rows), in order."""
+def row_runs(num_rows: int, cols: int) -> list[tuple[int, int]]:
+    """Whole tiles of a matrix (num_rows, cols) cut into hot widths: (first row, rows), in order."""
     runs, first, left = [], 0, -(-num_rows // TILE_ROWS) * TILE_ROWS
     for width in ROW_BUCKETS:
+        if width * cols > MAX_UNPACKED and width > TILE_ROWS:
+            continue
         while left >= width:
             runs.append((first, width))
             first, left = first + width, left - width

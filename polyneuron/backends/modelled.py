@@ -15,7 +15,6 @@ from polyneuron.backends.native import NativeBackend, NativeGraph
 from polyneuron.backends.spec import DeviceLimits, Failure
 from polyneuron.clock import Clock, MonotonicClock
 from polyneuron.errors import BackendError
-from polyneuron.kernels.quant import StorageType
 
 HANG_NS = 3600 * 10**9
 
@@ -36,7 +35,7 @@ class ModelledBackend:
         own = self._native.capabilities()
         limits = self._limits
         return Capabilities(
-            "native", "modelled NPU", own.precision, frozenset(StorageType),
+            "native", "modelled NPU", own.precision, own.storages,
             limits.memory_bytes, limits.max_graphs, is_modelled=True,
         )  # fmt: skip
 

@@ -27,9 +27,8 @@ class NativeBackend:
 
     def capabilities(self) -> Capabilities:
         """As `Backend`."""
-        return Capabilities(
-            "native", "CPU", f"int8 and f32, {isa.active()}", frozenset(StorageType)
-        )
+        storages = frozenset(storage for storage in StorageType if storage.is_for_weights)
+        return Capabilities("native", "CPU", f"int8 and f32 by {isa.active()}", storages)
 
     def compile(self, bucket: ShapeBucket) -> NativeGraph:
         """As `Backend`; there is nothing to compile."""

@@ -1,11 +1,10 @@
 """OpenVINO as a back end: `CPU`, and `NPU` or `GPU` where its drivers are installed.
 
-A graph's weights are inputs bound to the arena's own tiles, and its activations to the arena's own
-int8 blocks: nothing is repacked, no weight is copied. What the arena holds as structures of scales
-and quants is bound once as bytes and once as halves (activations: as floats), and the graph takes
-both apart. So it multiplies the very numbers that the native kernels do, in floats, and differs
-from them by the order of float32 additions alone; precision f16, of other devices, adds its own
-rounding.
+A graph's weights are inputs bound to the arena's own tiles: nothing is repacked, none is copied.
+What the arena holds as structures of scales and quants is bound once as bytes and once as halves,
+and the graph takes both apart. Activations are the values of the int8 blocks that the native
+kernels read. So it multiplies the very numbers that those do, in floats, and differs from them by
+the order of float32 additions alone; precision f16, of other devices, adds its own rounding.
 """
 
 from __future__ import annotations
@@ -17,17 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyneuron.backends.backend import Buffers, Capabilities, Graph, ShapeBucket
-from polyneuron.backends.spec import OPENVINO_CURE
+from polyneuron.backends.spec import OPENVINO_CURE, precision_of
 from polyneuron.errors import BackendError, ConfigError
-from polyneuron.kernels.buffers import ACT_BLOCK
 from polyneuron.kernels.quant import BLOCK_COLS, TILE_ROWS, StorageType, tile_bytes
 
 STORAGES = frozenset(
     {StorageType.F32, StorageType.F16, StorageType.Q8, StorageType.Q4, StorageType.Q4M}
 )
-ACT_BYTES = ACT_BLOCK.itemsize
-ACT_SCALE = 8
-"""Of an activation block as floats: where its scale is, after 32 quants."""
+MAX_GRAPHS = 12
+"""Each keeps about twice its weights as floats: 8 to 10 MiB."""
 HALVES_BYTES = 2 * TILE_ROWS
 """Of one row of scales, or of minima, in a tile block."""
 
@@ -50,9 +47,12 @@ def device_names(openvino: Any) -> dict[str, str]:
     }
 
 
-def precision_of(device: str) -> str:
-    """The precision asked for: a CPU's own default would be bf16 where it has that."""
-    return "f32" if device.split(".")[0] == "CPU" else "f16"
+def stated_capabilities(device: str, name: str) -> Capabilities:
+    """What is asked of a device, whose own name this is."""
+    return Capabilities(
+        f"openvino:{device}", name, precision_of(device), STORAGES, max_graphs=MAX_GRAPHS,
+        takes_floats=True,
+    )  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
@@ -91,8 +91,7 @@ class OpenvinoBackend:
 
     def capabilities(self) -> Capabilities:
         """As `Backend`."""
-        precision = precision_of(self._device)
-        return Capabilities(f"openvino:{self._device}", self._name, precision, STORAGES)
+        return stated_capabilities(self._device, self._name)
 
     def compile(self, bucket: ShapeBucket) -> OpenvinoGraph:
         """As `Backend`; about 50 ms on a CPU, once a shape."""
@@ -135,7 +134,8 @@ class _Model:
         from openvino import opset8
 
         self.op = opset8
-        product = opset8.matmul(self.activations(), self.weights(), False, True)
+        x = self.input("x", np.float32, self.bucket.tokens, self.bucket.cols)
+        product = opset8.matmul(x, self.weights(), False, True)
         return openvino.Model([product], self.parameters, "tiles"), self.views
 
     op: Any = None
@@ -159,20 +159,6 @@ class _Model:
         """[start, stop) of the last of three axes."""
         bounds = [self.op.constant(np.array([value], np.int64)) for value in (start, stop, 1, 2)]
         return self.op.slice(node, *bounds)
-
-    def activations(self) -> Any:
-        """Float32 (tokens, cols): quants times their block's scale, or floats as they are."""
-        tokens, cols = self.bucket.tokens, self.bucket.cols
-        if not self.bucket.storage.is_quantised:
-            return self.input("x", np.float32, tokens, cols)
-        blocks = cols // BLOCK_COLS
-        quants = self.input("x", np.int8, tokens, blocks, ACT_BYTES)
-        scales = self.input("x", np.float32, tokens, blocks, ACT_BYTES // 4)
-        values = self.op.multiply(
-            self.floats(self.last(quants, 0, BLOCK_COLS)),
-            self.last(scales, ACT_SCALE, ACT_SCALE + 1),
-        )
-        return self.shaped(values, tokens, cols)
 
     def weights(self) -> Any:
         """Float32 (rows, cols) of the tiles (blocks.h tells how they lie)."""

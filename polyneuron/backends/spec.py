@@ -78,6 +78,11 @@ def parse_npu(text: str, flag: str = "--npu") -> NpuSpec:
     return NpuSpec(kind, device=(rest or "CPU") if kind is BackendKind.OPENVINO else "")
 
 
+def precision_of(device: str) -> str:
+    """The precision asked of a device of OpenVINO: a CPU's own default may be bf16."""
+    return "f32" if device.split(".")[0] == "CPU" else "f16"
+
+
 def check_threads(text: str, wanted: int, automatic: int) -> int:
     """Threads of the NPU executor with this choice; `wanted` below 0: `automatic` ones.
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyneuron.backends.backend import Capabilities, Graph, ShapeBucket
-from polyneuron.backends.graphs import IDLE_USES, GraphCache, row_runs, token_bucket
+from polyneuron.backends.graphs import IDLE_USES, MAX_UNPACKED, GraphCache, row_runs, token_bucket
 from polyneuron.backends.native import NativeBackend, NativeGraph
 from polyneuron.errors import BackendError
 from polyneuron.kernels.quant import StorageType
@@ -55,9 +55,10 @@ def test_token_buckets_hold_the_tokens(num_tokens: int, max_tokens: int) -> None
     assert num_tokens <= token_bucket(num_tokens, max_tokens) <= max_tokens
 
 
-@given(st.integers(1, 20_000))
-def test_runs_cover_all_rows_once(num_rows: int) -> None:
-    runs = row_runs(num_rows)
+@given(st.integers(1, 20_000), st.integers(1, 50_000))
+def test_runs_cover_all_rows_once(num_rows: int, cols: int) -> None:
+    runs = row_runs(num_rows, cols)
+    assert all(rows * cols <= MAX_UNPACKED or rows == 32 for _, rows in runs)
     ends = [first + rows for first, rows in runs]
     assert [first for first, _ in runs] == [0, *ends[:-1]]
     assert num_rows <= ends[-1] < num_rows + 32
