@@ -14,6 +14,7 @@ from polyneuron.actors.coordinator_shell import CoordinatorShell, Crew
 from polyneuron.actors.messages import ExecutorStatus, PlaceExecutor
 from polyneuron.actors.shells import CacheShell, CpuWorkerShell, IoShell, NpuExecutorShell
 from polyneuron.actors.supervisor import LOST_STATES, process_state
+from polyneuron.config import EngineConfig
 from polyneuron.core_use import CoreUse, Places
 from polyneuron.errors import EngineError, PolyneuronError
 from polyneuron.io.arena_loader import Reads
@@ -61,6 +62,8 @@ class Actors:
 
     pids: dict[str, int]
     """Processes that are not executors, by what they are: nobody else watches them."""
+    npu_notice: str = ""
+    """Why the NPU executor's back end gave up, once that has been said."""
 
     def stop(self) -> None:
         """Let every loop end; Ray's own shutdown ends the processes."""
@@ -81,13 +84,21 @@ def put_arena(layout: ArenaLayout) -> tuple[Any, Arena]:
     return ref, arena
 
 
-def hire(path: Path, use: CoreUse) -> Staff:
-    """Create all actors and wait until they are there: CPU workers first, then the NPU executor."""
+def hire(path: Path, use: CoreUse, config: EngineConfig) -> Staff:
+    """Create all actors and wait until they are there: CPU workers first, then the NPU executor.
+
+    ConfigError when the NPU executor's back end is not here.
+    """
     executors: dict[int, Any] = {}
     for index, place in enumerate(_places(0, Unit.CPU, use.workers)):
         executors[index] = _actor(CpuWorkerShell, f"cpu_worker_{index}", 1, ([place],))
     npu_places = _places(len(use.workers), Unit.NPU, use.prefill)
-    npu = _actor(NpuExecutorShell, "npu_executor", len(npu_places), (npu_places,))
+    npu = _actor(
+        NpuExecutorShell,
+        "npu_executor",
+        len(npu_places),
+        (npu_places, config.npu, config.deterministic),
+    )
     for index in range(len(npu_places)):
         executors[len(use.workers) + index] = npu
     io_actor = _actor(IoShell, "io_actor", 2, (str(path), list(use.reader)))
@@ -95,6 +106,7 @@ def hire(path: Path, use: CoreUse) -> Staff:
     coordinator = _actor(CoordinatorShell, "coordinator", 1, ())
     everybody = {*executors.values(), npu, io_actor, cache_actor, coordinator}
     _get([actor.__ray_ready__.remote() for actor in everybody], CALL_TIMEOUT_S)
+    _get(npu.open_backend.remote(), CALL_TIMEOUT_S)
     return Staff(coordinator, Crew(io_actor, cache_actor, executors, str(path)))
 
 

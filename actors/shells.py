@@ -12,6 +12,10 @@ import ray
 from polyneuron.actors.arena import format_neuron_cache, resize_neuron_cache
 from polyneuron.actors.cache_actor import CacheState
 from polyneuron.actors.messages import ExecutorStatus, PlaceExecutor
+from polyneuron.backends.backend import Backend
+from polyneuron.backends.choice import open_backend
+from polyneuron.backends.op_server import give_up, open_server
+from polyneuron.backends.spec import parse_npu
 from polyneuron.clock import MonotonicClock
 from polyneuron.io.arena_loader import Reads, read_all
 from polyneuron.io.device_faults import DeviceFaults
@@ -22,6 +26,7 @@ from polyneuron.io.neuron_reader import NeuronReader, open_neuron_device
 from polyneuron.io.weight_reader import ReadReport
 from polyneuron.kernels import isa
 from polyneuron.kernels.arena import Arena, ServeStatus, Unit
+from polyneuron.kernels.backend_calls import BackendCalls
 from polyneuron.planning.layout import ArenaLayout
 
 SERVE_SLICE_NS = 1_000_000_000
@@ -53,6 +58,7 @@ class ExecutorShell:
     def attach(self, refs: list[Any]) -> list[bytes]:
         """Map the arena and take the places; executors of an earlier process leave them."""
         self._arena = attach_arena(refs)
+        self._prepare()
         for place in self._places.values():
             self._generations[place.executor] = self._arena.attach(
                 place.executor, Unit(place.unit), os.getpid()
@@ -62,13 +68,24 @@ class ExecutorShell:
     @ray.method(concurrency_group="loop")
     def serve(self, executor: int) -> str:
         """Run steps until the arena stops; the thread stays on its core."""
-        place = self._places[executor]
-        keep_to(place.cores)
+        keep_to(self._cores_for(executor))
         self._cores[executor] = sorted(os.sched_getaffinity(0))
-        status = ServeStatus.SLICE
+        status, calls = ServeStatus.SLICE, self._calls_of(executor)
         while status is ServeStatus.SLICE:
-            status = self._arena.serve(executor, self._generations[executor], SERVE_SLICE_NS)
+            generation = self._generations[executor]
+            status = self._arena.serve(executor, generation, SERVE_SLICE_NS, calls)
         return status.name
+
+    def _prepare(self) -> None:
+        """What must be there before an executor of this process serves."""
+
+    def _cores_for(self, executor: int) -> list[int]:
+        """Cores of the executor's thread and of those that it makes."""
+        return self._places[executor].cores
+
+    def _calls_of(self, executor: int) -> BackendCalls | None:
+        """Who computes ops in the place of this executor's kernels."""
+        return None
 
     @ray.method(concurrency_group="control")
     def status(self) -> list[bytes]:
@@ -90,7 +107,47 @@ class CpuWorkerShell(ExecutorShell):
 
 
 class NpuExecutorShell(ExecutorShell):
-    """Dense work; its native back end is a modelled NPU: dense C kernels on CPU cores."""
+    """Dense work: a back end's at its first place, else dense C kernels on CPU cores.
+
+    `npu` is what `--npu` names; `waits`: a step waits for its graphs to be compiled.
+    """
+
+    def __init__(self, places: list[bytes], npu: str, waits: bool) -> None:
+        super().__init__(places)
+        self._npu, self._waits = parse_npu(npu), waits
+        self._backend: Backend | None = None
+        self._calls: BackendCalls | None = None
+
+    @ray.method(concurrency_group="control")
+    def open_backend(self) -> None:
+        """Open the back end before anything else; ConfigError when it is not here."""
+        self._open()
+
+    def _open(self) -> Backend | None:
+        if self._npu.has_graphs and self._backend is None:
+            self._backend = open_backend(self._npu, len(self._places))
+        return self._backend
+
+    def _prepare(self) -> None:
+        if not self._npu.has_graphs or self._calls is not None:
+            return
+        first = min(self._places)
+        try:
+            backend = self._open()  # of a lost process's successor
+        except Exception as error:  # noqa: BLE001  whatever a back end raises, native goes on
+            give_up(self._arena, first, str(error))
+            return
+        server = open_server(self._arena, first, backend, waits=self._waits)
+        self._calls = BackendCalls(server) if server else None
+
+    def _cores_for(self, executor: int) -> list[int]:
+        if self._calls_of(executor) is None:
+            return super()._cores_for(executor)
+        cores = [place.cores for place in self._places.values()]  # the back end's threads need all
+        return sorted({core for each in cores for core in each}) if all(cores) else []
+
+    def _calls_of(self, executor: int) -> BackendCalls | None:
+        return self._calls if executor == min(self._places) else None
 
 
 class IoShell:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from polyneuron.actors.coordinator import Sequence, StepPlan
 from polyneuron.actors.step_trace import StepTrace
+from polyneuron.backends.notice import read_notice
 from polyneuron.clock import MonotonicClock
 from polyneuron.config import FeedForwardMode, Phase
 from polyneuron.errors import EngineError, ProtocolError
@@ -75,6 +76,7 @@ class StepRunner:
         kv_shape = (spec.num_layers, layout.num_kv_blocks, block_bytes // 8)
         self._kv = arena.view(layout.at("kv.blocks"), kv_shape, np.uint64)
         self._write_constants()
+        self._has_told = False
 
     def _write_program(self, name: str, phase: Phase, hot_clusters: int = 0) -> None:
         ops = compile_program(self._spec, self._layout, phase, hot_clusters)
@@ -208,6 +210,12 @@ class StepRunner:
         step.epoch = self._epoch
         return seq
 
+    def _tell_notice(self) -> None:
+        """Tell the timeline, once, that the NPU executor's back end has failed."""
+        if not self._has_told and read_notice(self._arena, self._layout.at("inputs.npu_notice")):
+            self._has_told = True
+            self._trace.lost("npu_failed", "npu.0")
+
     def run(
         self, plan: StepPlan, recover: Callable[[], bool], *, dry: bool = False
     ) -> tuple[NDArray[np.float32], int]:
@@ -232,6 +240,7 @@ class StepRunner:
             if self._stream:
                 # After a recovery too: the executors have left, the pass begins anew.
                 self._arena.step.stream_base = self._arena.end_pass(self._stream)
+            self._tell_notice()
             if status is StepStatus.DONE:
                 rows = self._logits[: len(plan.logit_rows), : self._spec.vocab_size]
                 return rows, monotonic_ns() - start_ns

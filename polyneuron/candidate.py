@@ -10,6 +10,7 @@ from polyneuron.actors.messages import RequestOutcome, SubmitRequest
 from polyneuron.actors.sequence_run import Mailbox
 from polyneuron.errors import EngineError
 from polyneuron.model.stream import StopMatcher, StreamDecoder
+from polyneuron.recording import tell_npu
 
 if TYPE_CHECKING:
     from polyneuron.engine import Engine
@@ -45,6 +46,7 @@ class OpenRequest:
     def take_outcome(self) -> RequestOutcome:
         """The outcome of the ended request; raises EngineError with what made it fail."""
         self.is_open = False
+        tell_npu(self._engine)
         return self._engine.take_outcome(self.request)
 
     def abandon(self) -> None:

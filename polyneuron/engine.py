@@ -133,9 +133,9 @@ class Engine:
         # The arena stays mapped as long as they are held.
         cleanup.callback(setattr, self, "_actors", None)
         self._cores = place_here(self.config, reads=self.layout.is_streaming)
-        staff = launch.hire(self.source.path, self._cores)
+        staff = launch.hire(self.source.path, self._cores, self.config)
         measured = sum(process.pss_bytes for process in self.cluster.memory_report())
-        self.budget = self._plan(max(measured, private_estimate(self.config)))
+        self.budget = self._plan(private_estimate(self.config, measured))
         if self.budget.layout.is_streaming and not self.source.can_stream:
             raise ConfigError(
                 f"{self.source.path}: Ray and Python take {measured >> 20} MiB here, more than "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from polyneuron.backends.spec import BackendKind, parse_npu, precision_of
 from polyneuron.config import EngineConfig
 from polyneuron.core_use import CoreUse
 from polyneuron.io.weight_reader import ReadReport
@@ -44,7 +45,7 @@ class Mode:
         parts = [
             str(self.budget.mode),
             self._residency(),
-            f"npu=native({npu}t, modelled, prefill)" if npu else "npu=none",
+            self._npu(npu) if npu else "npu=none",
             f"cpu {workers} {'worker' if workers == 1 else 'workers'}{on}, {self.isa}",
             f"context {self.config.num_ctx}",
         ]
@@ -57,6 +58,25 @@ class Mode:
         if not self.report.is_direct:
             parts.append("buffered reads (no O_DIRECT here)")
         return "mode: " + " · ".join(parts)
+
+    def _npu(self, threads: int) -> str:
+        """Who computes prompts, and how precisely where that is not the kernels' own way."""
+        spec = parse_npu(self.config.npu)
+        if spec.kind is BackendKind.OPENVINO:
+            precision = precision_of(spec.device)
+            return f"npu=openvino:{spec.device}({threads}t, {precision}, prefill)"
+        return f"npu={self.config.npu}({threads}t, modelled, prefill)"
+
+    def _npu_object(self) -> dict[str, Any]:
+        spec = parse_npu(self.config.npu)
+        is_openvino = spec.kind is BackendKind.OPENVINO
+        return {
+            "backend": str(spec.kind),
+            "device": spec.device or None,
+            "precision": precision_of(spec.device) if is_openvino else None,
+            "threads": self.config.num_npu_threads,
+            "modelled": spec.kind is BackendKind.NATIVE,
+        }
 
     def _residency(self) -> str:
         weights = show_size(self.source.weight_bytes)
@@ -110,7 +130,7 @@ class Mode:
             "predictors": self._predictors(),
             "workers": self.config.num_workers,
             "cores": self.cores.as_dict(),
-            "npu": {"backend": "native", "threads": self.config.num_npu_threads, "modelled": True},
+            "npu": self._npu_object(),
             "isa": self.isa,
             "num_ctx": self.config.num_ctx,
             "direct_io": self.report.is_direct,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from polyneuron.backends.notice import read_notice
 from polyneuron.config import EngineConfig
 from polyneuron.timeline import Timeline, check_writable
 from polyneuron.timeline_events import FORMAT, Event
@@ -49,6 +51,17 @@ def recorded(config: EngineConfig) -> Iterator[Timeline | None]:
             timeline.leave_parts()
             raise
         timeline.close()
+
+
+def tell_npu(engine: Engine) -> None:
+    """Say on stderr, once, why the NPU executor's back end gave up."""
+    actors = engine.actors
+    if actors.npu_notice:
+        return
+    actors.npu_notice = read_notice(actors.arena, engine.layout.at("inputs.npu_notice"))
+    if actors.npu_notice:
+        said = f"{engine.config.npu} failed ({actors.npu_notice}): native kernels go on"
+        print(f"polyneuron: NPU: {said}", file=sys.stderr, flush=True)
 
 
 def tell_run(engine: Engine) -> None:

@@ -55,6 +55,7 @@ def bench(
         int, option("--threads", "-t", "--workers", panel=ENGINE, text="0: one a fast core")
     ] = 0,
     threads_batch: options.ThreadsBatch = -1,
+    npu: options.Npu = "native",
     cpu_mask: options.CpuMask = "",
     cpu_range: options.CpuRange = "",
     memory: options.Memory = "0",
@@ -81,7 +82,7 @@ def bench(
     path = locate_model(model)
     config = EngineConfig(
         max_sequences=1, trace=options.traced(trace), trace_detail=trace_detail,
-        **core_settings(model, threads, threads_batch, cpu_mask, cpu_range),
+        npu=npu, **core_settings(model, threads, threads_batch, cpu_mask, cpu_range),
         **options.budget(memory, ffn_resident, mode, model),
     )  # fmt: skip
     if plan is not None:

@@ -65,6 +65,9 @@ ThreadsBatch = Annotated[
         text="for prompts: the NPU executor's; -1: as -t, 0: CPU workers do",
     ),
 ]
+Npu = Annotated[
+    str, option("--npu", panel=ENGINE, text="who computes prompts: native, openvino[:DEVICE], none")
+]
 CpuMask = Annotated[
     str, option("--cpu-mask", "-C", panel=ENGINE, text="cores to use, hexadecimal: f0 is 4 to 7")
 ]
@@ -130,7 +133,7 @@ BestOf = Annotated[
 
 PLANNED_FLAGS = {
     "-c": "num_ctx", "-t": "num_workers", "-tb": "num_npu_threads", "--memory": "memory_bytes",
-    "--ffn-resident": "ffn_resident", "--mode": "mode", "-C or -Cr": "cores",
+    "--ffn-resident": "ffn_resident", "--mode": "mode", "-C or -Cr": "cores", "--npu": "npu",
 }  # fmt: skip
 
 

@@ -32,6 +32,7 @@ def perplexity(
     chunks: Annotated[int, option("--chunks", text="score the first ones only; -1: all")] = -1,
     threads: options.Threads = 0,
     threads_batch: options.ThreadsBatch = -1,
+    npu: options.Npu = "native",
     cpu_mask: options.CpuMask = "",
     cpu_range: options.CpuRange = "",
     memory: options.Memory = "0",
@@ -51,7 +52,7 @@ def perplexity(
     logit_rows = 1 if mode is FeedForwardMode.PREDICTED else LOGIT_ROWS
     config = EngineConfig(
         num_ctx=ctx_size, max_sequences=1, max_logit_rows=logit_rows,
-        **core_settings(model, threads, threads_batch, cpu_mask, cpu_range),
+        npu=npu, **core_settings(model, threads, threads_batch, cpu_mask, cpu_range),
         **options.budget(memory, ffn_resident, mode, model),
     )  # fmt: skip
     with (

@@ -66,6 +66,7 @@ def run(
     ctx_size: options.CtxSize = 0,
     threads: options.Threads = 0,
     threads_batch: options.ThreadsBatch = -1,
+    npu: options.Npu = "native",
     cpu_mask: options.CpuMask = "",
     cpu_range: options.CpuRange = "",
     memory: options.Memory = "0",
@@ -98,11 +99,10 @@ def run(
         raise ConfigError(f"--best-of {best_of}: give 1 to {DEFAULT_REQUESTS}")
     output = RunOutput(as_json, not no_display_prompt and not as_json, verbose_prompt)
     config = EngineConfig(
-        num_ctx=ctx_size, deterministic=deterministic,
-        max_sequences=best_of, max_logit_rows=max(best_of, DEFAULT_LOGIT_ROWS),
-        trace=options.traced(trace), trace_detail=trace_detail,
+        num_ctx=ctx_size, deterministic=deterministic, max_sequences=best_of, npu=npu,
+        max_logit_rows=max(best_of, DEFAULT_LOGIT_ROWS), trace=options.traced(trace),
+        trace_detail=trace_detail, **options.budget(memory, ffn_resident, mode, model),
         **core_settings(model, threads, threads_batch, cpu_mask, cpu_range),
-        **options.budget(memory, ffn_resident, mode, model),
     )  # fmt: skip
     if plan is not None:
         config = options.planned(config, Path(plan), model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from polyneuron.backends.spec import check_threads
+from polyneuron.backends.spec import BackendKind, check_threads, parse_npu
 from polyneuron.config import (
     DEFAULT_NUM_CTX,
     EngineConfig,
@@ -30,6 +30,8 @@ DRIVER_BYTES = 130 * MIB
 """The driver with tokenizer and vocabulary: measured 110 to 130 MiB."""
 ACTOR_BYTES = 38 * MIB
 """Private memory of an actor once it works: measured 32 to 38 MiB."""
+OPENVINO_BYTES = 256 * MIB
+"""Of the NPU executor with its library and graphs: measured 90 to 250 MiB."""
 OTHER_ACTORS = 4  # coordinator, NPU executor, I/O actor, cache actor
 HEADROOM_SHARE = 0.02
 """Of the budget, left free: page tables, sockets, what grows while running."""
@@ -68,10 +70,15 @@ def resolve_config(
     )
 
 
-def private_estimate(config: EngineConfig) -> int:
-    """Bytes outside the arena, before anything is started; a run measures them."""
-    actors = OTHER_ACTORS + config.num_workers
-    return RAY_BYTES + DRIVER_BYTES + actors * ACTOR_BYTES
+def private_estimate(config: EngineConfig, measured_bytes: int = 0) -> int:
+    """Bytes outside the arena; `measured_bytes`: what all takes that has been started.
+
+    A back end's graphs come with the first prompts, after that.
+    """
+    is_openvino = parse_npu(config.npu).kind is BackendKind.OPENVINO
+    actors = (OTHER_ACTORS + config.num_workers) * ACTOR_BYTES
+    estimate = RAY_BYTES + DRIVER_BYTES + actors
+    return max(measured_bytes, estimate) + (OPENVINO_BYTES if is_openvino else 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from polyneuron.backends.spec import FORMS, BackendKind, parse_npu
 from polyneuron.config import MAX_QUEUE_DEPTH, FeedForwardMode
 from polyneuron.errors import ConfigError
 from polyneuron.io.content_key import content_key
@@ -54,6 +55,8 @@ class PlanFile:
     """Those of CORE_LISTS that the file names: on most machines neither."""
     variants: Mapping[str, bool] = field(default_factory=dict)
     """Those of VARIANTS that the file names: ways to run that a plan never chooses."""
+    npu: str | None = None
+    """Who computes prompts, where the file names it, as `--npu` does."""
 
     def settings(self) -> dict[str, Any]:
         """The fields of EngineConfig that it sets."""
@@ -69,7 +72,14 @@ class PlanFile:
             "hot_clusters": self._hot_by_batch(),
             **self.cores,
             **self.variants,
+            **self._npu(),
         }
+
+    def _npu(self) -> dict[str, Any]:
+        """What the file says of it; `none` has no threads."""
+        if self.npu is None:
+            return {}
+        return {"npu": self.npu} | ({"num_npu_threads": 0} if self.npu == BackendKind.NONE else {})
 
     def _hot_by_batch(self) -> tuple[int, ...]:
         """For 1, 2, … sequences; a number that is not named has what the next smaller one has."""
@@ -184,6 +194,7 @@ def read_plan(path: Path) -> PlanFile:
         hot_clusters=hot.counts(),
         cores={key: engine.cores(key) for key in CORE_LISTS if engine.has(key)},
         variants={key: engine.flag(key) for key in VARIANTS if engine.has(key)},
+        npu=engine.npu("npu") if engine.has("npu") else None,
     )
     for each in (table, model, memory, engine, hot):
         each.refuse_others()
@@ -259,6 +270,14 @@ class _Table:
         names = [str(mode) for mode in FeedForwardMode if mode is not FeedForwardMode.AUTO]
         cure = f"give one of {', '.join(names)}"
         return FeedForwardMode(self._take(key, cure, lambda v: isinstance(v, str) and v in names))
+
+    def npu(self, key: str) -> str:
+        text = self.text(key)
+        try:
+            parse_npu(text)
+        except ConfigError:
+            raise self.fault(key, f"is {text[:60]!a}", f"give {FORMS}") from None
+        return text
 
     def size(self, key: str) -> int:
         cure = 'give bytes, or a size as "3GiB"'

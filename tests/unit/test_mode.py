@@ -55,3 +55,24 @@ class TestLine:
         assert "of their neurons) · warning: less than one token uses ·" in mode.line()
         (warning,) = mode.as_dict()["warnings"]
         assert f"{mode.budget.cached_share:.1%} of its layers' neurons" in warning
+
+
+class TestNpu:
+    @pytest.mark.parametrize(
+        ("npu", "threads", "told"),
+        [
+            ("native", 2, "npu=native(2t, modelled, prefill)"),
+            ("native:graphs=4", 1, "npu=native:graphs=4(1t, modelled, prefill)"),
+            ("openvino", 2, "npu=openvino:CPU(2t, f32, prefill)"),
+            ("openvino:NPU", 1, "npu=openvino:NPU(1t, f16, prefill)"),
+            ("none", 0, "npu=none"),
+        ],
+    )
+    def test_line(self, tmp_path: Path, npu: str, threads: int, told: str) -> None:
+        mode = make_mode(tmp_path, 0.6)
+        mode = replace(mode, config=replace(mode.config, npu=npu, num_npu_threads=threads))
+        assert f" · {told} · " in mode.line()
+        found = mode.as_dict()["npu"]
+        assert found["backend"] == npu.partition(":")[0]
+        assert found["modelled"] == npu.startswith("native")
+        assert found["threads"] == threads

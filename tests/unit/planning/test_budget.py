@@ -13,7 +13,7 @@ from polyneuron.config import EngineConfig
 from polyneuron.errors import ConfigError
 from polyneuron.io.ncf_format import Layout
 from polyneuron.kernels.arena import MAX_EXECUTORS
-from polyneuron.planning.budget import fit, private_estimate, resolve_config
+from polyneuron.planning.budget import OPENVINO_BYTES, fit, private_estimate, resolve_config
 from polyneuron.planning.bundles import Residency
 from polyneuron.planning.layout import plan_layout
 from polyneuron.planning.source import ModelSource, open_source
@@ -98,6 +98,13 @@ class TestFit:
 
 
 class TestResolveConfig:
+    def test_graphs_of_a_back_end_come_on_top(self) -> None:
+        plain, openvino = EngineConfig(), EngineConfig(npu="openvino")
+        for measured in (0, 1 << 40):
+            more = private_estimate(openvino, measured) - private_estimate(plain, measured)
+            assert more == OPENVINO_BYTES
+        assert private_estimate(plain, 1 << 40) == 1 << 40
+
     def test_context_beyond_the_models_is_refused(self) -> None:
         spec = make_source().spec
         with pytest.raises(ConfigError, match=str(spec.context_length)):

@@ -77,6 +77,14 @@ class TestWritten:
         plan = make_planner(MEMORY, io_cores=(1, 0)).plan()
         assert plan_file(plan, SOURCE, 1024).cores == {"io_cores": (1, 0)}
 
+    @pytest.mark.parametrize("npu", ["native:graphs=4", "openvino:NPU", "none"])
+    def test_who_computes_prompts_may_be_named(self, path: Path, npu: str) -> None:
+        assert "npu" not in read_plan(path).settings()
+        path.write_text(path.read_text().replace("queue_depth", f'npu = "{npu}"\nqueue_depth', 1))
+        settings = read_plan(path).settings()
+        assert settings["npu"] == npu
+        assert (settings["num_npu_threads"] == 0) == (npu == "none")
+
     def test_sizes_may_be_written_out(self, path: Path) -> None:
         path.write_text(path.read_text().replace('"3600MiB"', '"3GiB"'))
         assert read_plan(path).memory_bytes == 3 << 30
@@ -93,6 +101,7 @@ class TestEdited:
             ("lookahead = false", "lookahead = 0", "engine.lookahead is '0'; give true or false"),
             ("workers = ", "io_cores = 7\nworkers = ", "engine.io_cores is '7'; give numbers of"),
             ("workers = ", "cores = [1.5]\nworkers = ", "engine.cores is '[1.5]'; give numbers"),
+            ("workers = ", 'npu = "tpu"\nworkers = ', "engine.npu is 'tpu'; give native, native:"),
             ('"3600MiB"', '"much"', "memory.budget is 'much'; give bytes"),
             ('"3600MiB"', "true", "memory.budget is 'True'; give bytes"),
             ("ffn_resident = 1.0", "ffn_resident = 2", "memory.ffn_resident is '2'; give a number"),
