@@ -14,7 +14,6 @@ from polyneuron.measure.host_checks import (
     check_cpu,
     check_isa,
     check_kernel,
-    check_npu,
     check_pages,
     check_processes,
 )
@@ -28,12 +27,13 @@ from polyneuron.measure.memory_checks import (
     check_shm,
     check_swap,
 )
+from polyneuron.measure.npu_checks import check_native, check_npu, check_openvino
 from polyneuron.measure.ray_check import check_ray
 
 HOST_CHECKS: tuple[Callable[[Host], Check], ...] = (
     check_cpu, check_isa, check_cores, check_pages, check_kernel, check_memory, check_cgroup,
     check_swap, check_shm, check_huge_pages, check_address_space, check_locked_memory,
-    check_open_files, check_processes, check_npu,
+    check_open_files, check_processes, check_npu, check_native, check_openvino,
 )  # fmt: skip
 DISK_CHECKS: tuple[Callable[[DiskProbe], Check], ...] = (check_direct, check_disk, check_speed)
 

@@ -146,15 +146,3 @@ def check_processes(host: Host) -> Check:
     if room < 100:
         return problem("processes", found, cure)
     return warning("processes", found, cure) if room < 400 else ok("processes", found)
-
-
-def check_npu(host: Host) -> Check:
-    """Neural accelerators the kernel knows; the executor of dense clusters runs without."""
-    names = [
-        path.name
-        for pattern in ("accel/accel*", "rknpu*", "fastrpc-cdsp*", "apex_*")
-        for path in sorted((host.root / "dev").glob(pattern))
-    ]
-    if names:
-        return ok("NPU", f"{', '.join(names)}: not used yet, dense clusters run on CPU cores")
-    return ok("NPU", "none: dense clusters run on CPU cores (a modelled NPU)")

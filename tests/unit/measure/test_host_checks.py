@@ -18,7 +18,6 @@ from polyneuron.measure.host_checks import (
     check_cpu,
     check_isa,
     check_kernel,
-    check_npu,
     check_pages,
     check_processes,
 )
@@ -241,8 +240,6 @@ CASES: list[tuple[Callable[[Host], Check], dict[str, str | None], Status, str, s
         "--pids-limit",
     ),
     (check_processes, {"sys/fs/cgroup/box/pids.max": "9999\n"}, OK, "room for 9999", ""),
-    (check_npu, {}, OK, "none: dense clusters run on CPU cores", ""),
-    (check_npu, {"dev/accel/accel0": ""}, OK, "accel0: not used yet", ""),
 ]
 
 
