@@ -181,12 +181,30 @@ static struct buffers lay_out(uint32_t *num_ops)
     return buffers;
 }
 
+/* A back end that takes every second op and then fails: the kernels compute all of it. */
+static int32_t takes(void *handle, const struct step_op *op, uint32_t num_rows)
+{
+    uint32_t *asked = handle;
+    must(op->unit == UNIT_NPU && num_rows == TOKENS, "an op that a back end may take");
+    return (int32_t)(++*asked % 2);
+}
+
+static int32_t fails(void *handle, const struct step_op *op, uint32_t num_rows)
+{
+    must(handle != NULL && op != NULL && num_rows == TOKENS, "an op that was taken");
+    return -1;
+}
+
 static void *serve(void *argument)
 {
+    uint32_t asked = 0;
+    const struct backend_calls backend = {&asked, takes, fails};
     const uint32_t executor = (uint32_t)(uintptr_t)argument;
     int status = SERVE_SLICE;
     while (status == SERVE_SLICE)
-        status = executor_serve(base, executor, generations[executor], SLICE_NS, NULL);
+        status = executor_serve(base, executor, generations[executor], SLICE_NS,
+                                executor == 1 ? &backend : NULL);
+    must(executor != 1 || asked > 0, "a back end that is asked");
     must(status == SERVE_STOPPED, "an executor that leaves when it is told to");
     return NULL;
 }
@@ -240,6 +258,7 @@ int main(int num_arguments, char **arguments)
     uint32_t num_ops;
     const struct buffers buffers = lay_out(&num_ops);
     set_params(step_params_at(base), &buffers, num_ops);
+    backend_set(base, 1);
     pthread_t threads[MAX_THREADS];
     for (uint32_t i = 0; i < num_threads; i++) {
         executor_at(base, i)->scratch = region(SCRATCH_BYTES);
