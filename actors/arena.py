@@ -62,8 +62,8 @@ def format_neuron_cache(arena: Arena, layout: ArenaLayout, num_slots: int | None
     assert bundles is not None
     rows, slots = bundles.slot_rows, bundles.cold_slots
     cache = NeuronCache(arena.address + layout.at("boards.cache"))
-    num_neurons = len(bundles.layers) * rows.num_neurons
-    cache.format(num_neurons, slots, 0, num_slots or slots, rows.cluster_neurons)
+    num_kept = len(bundles.layers) * rows.num_kept
+    cache.format(num_kept, slots, 0, num_slots or slots, rows.cluster_neurons)
     offsets = arena.view(layout.at("boards.bundle_offsets"), (len(bundles.layers),), np.uint64)
     offsets[:] = [layer.section.offset for layer in bundles.layers]
     arena.format_neuron_reads(layout.at("boards.reads"), ring_places(slots))
@@ -71,11 +71,11 @@ def format_neuron_cache(arena: Arena, layout: ArenaLayout, num_slots: int | None
     reads.cache = layout.at("boards.cache")
     reads.trace = layout.at("trace.reads") if layout.config.trace else 0
     file = reads.file
-    file.neurons_per_layer, file.num_layers = rows.num_neurons, len(bundles.layers)
+    file.neurons_per_layer, file.num_layers = rows.num_kept, len(bundles.layers)
     file.layer_offsets = layout.at("boards.bundle_offsets")
-    file.bundle_bytes, file.read_begin = rows.bundle_bytes, rows.read_begin
+    file.bundle_bytes, file.read_begin = rows.bundle_bytes * rows.slot_neurons, rows.read_begin
     file.read_bytes, file.slots, file.slot_bytes = (
-        rows.slot_bytes, bundles.slots_offset, rows.slot_bytes
+        rows.kept_bytes, bundles.slots_offset, rows.kept_bytes
     )  # fmt: skip
 
 
@@ -86,12 +86,13 @@ def resize_neuron_cache(arena: Arena, layout: ArenaLayout, num_slots: int) -> No
     """
     bundles = layout.bundles
     assert bundles is not None
-    assert bundles.rows.num_neurons <= num_slots <= bundles.cold_slots
+    assert bundles.rows.least_slots(layout.config.max_sequences) <= num_slots
+    assert num_slots <= bundles.cold_slots
     cache = NeuronCache(arena.address + layout.at("boards.cache"))
     with cache.locked(LOCK_TIMEOUT_NS):
         cache.resize((arena.step.epoch + len(bundles.layers)) % (1 << 32), 0, num_slots)
-    kept = bundles.slots_offset + num_slots * bundles.slot_rows.slot_bytes
-    arena.release(kept, bundles.slots_offset + bundles.cold_slots * bundles.slot_rows.slot_bytes)
+    kept = bundles.slots_offset + num_slots * bundles.slot_rows.kept_bytes
+    arena.release(kept, bundles.slots_offset + bundles.slots_bytes)
 
 
 class LocalArena:

@@ -77,7 +77,7 @@ class NcfTensor:
     """The GGUF tensor name it was made of."""
     layer_id: int | None
     role: str
-    """The name without `blk.N.` and `.weight`: attn_q, ffn_down, attn_q.bias."""
+    """The name without `blk.N.`, `.weight` and `_exps`: attn_q, ffn_down, attn_q.bias."""
     storage: StorageType | None
     """None: a float32 vector, padded with zeros to a multiple of 32."""
     rows: int

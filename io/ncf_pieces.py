@@ -20,6 +20,7 @@ from polyneuron.io.gguf_tensors import GgufTensor
 from polyneuron.io.ncf_format import LINE_BYTES, BundleShape, NcfManifest, NcfTensor, round_up
 from polyneuron.io.neuron_rows import (
     Bytes,
+    matrices_of,
     read_exactly,
     rows_of_tiles,
     transpose_rows,
@@ -219,7 +220,9 @@ class PieceMaker:
             assert storage is not None
             self._down = np.empty((0, 0), np.uint8)  # give the last layer's memory back first
             self._down = _room(self._spill, tensor.rows, tensor.num_bytes)
-            self._down_error = transpose_rows(self._fd, source, storage, self._down)
+            self._down_error = PackError()
+            for part, rows in matrices_of(source, self._down):
+                self._down_error += transpose_rows(self._fd, part, storage, rows)
             self._down_layer = section_index
         return self._down, self._down_error
 

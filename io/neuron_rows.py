@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -89,6 +91,16 @@ def pack_columns(tensor: GgufTensor, storage: StorageType, values: F32, out: Byt
     if not np.isfinite(error.max_abs):
         raise FormatError(f"tensor {quoted(tensor.name)} holds values too large to be stored")
     return PackError() if error.is_lossless else error
+
+
+def matrices_of(tensor: GgufTensor, out: Bytes) -> Iterator[tuple[GgufTensor, Bytes]]:
+    """The matrices of a stack, or the one that a tensor is, each with its share of rows in `out`."""
+    count = math.prod(tensor.shape[:-2])
+    num_bytes, num_rows = tensor.num_bytes // count, tensor.num_cols
+    for index in range(count):
+        offset = tensor.offset + index * num_bytes
+        part = replace(tensor, shape=tensor.shape[-2:], offset=offset, num_bytes=num_bytes)
+        yield part, out[index * num_rows : (index + 1) * num_rows]
 
 
 def transpose_rows(fd: int, tensor: GgufTensor, storage: StorageType, out: Bytes) -> PackError:

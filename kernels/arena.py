@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 PAGE_BYTES = 4096
 HEADER_BYTES = 4096
 MAX_EXECUTORS = 64  # places on the board, as in board.h
+MAX_EXPERTS = 1024  # as in engine_api.h
 SPIN_LIMIT = 2000  # polls before a waiter sleeps, about 50 µs
 
 
@@ -51,6 +52,10 @@ class OpKind(IntEnum):
     ROWS_DOWN = 12
     PREDICT = 13
     AWAIT_ROWS = 14
+    ROUTE = 20
+    EXPERTS = 21
+    GATHER = 22
+    SIGMOID = 23
 
 
 class OpFlag(IntEnum):
@@ -68,6 +73,14 @@ class OpFlag(IntEnum):
     PREDICTED = 512
     RELU = 1024
     FORGET = 2048
+    WHOLE_CLUSTERS = 65536
+
+
+class RouteKind(IntEnum):
+    """How the logits of a token's experts become their weights."""
+
+    SHARES = 0
+    NORMALISED = 1
 
 
 class StepFlag(IntEnum):
@@ -100,6 +113,11 @@ class NeuronRead:
 
     neuron: int
     slot: int
+
+
+def routes_bytes(num_experts: int, num_used: int, max_tokens: int) -> int:
+    """Bytes of what up to `max_tokens` tokens chose of a layer's experts."""
+    return int(lib.routes_bytes(num_experts, num_used, max_tokens))
 
 
 def neuron_reads_bytes(capacity: int) -> int:

@@ -97,6 +97,8 @@ void layer_stream_release(struct layer_stream *stream, const struct step_op *op,
 uint32_t neuron_op_units(const struct step_op *op, const struct step_params *step);
 void neuron_op_run(void *base, const struct step_op *op, const struct step_params *step,
                    struct executor_record *executor, uint32_t first, uint32_t last);
+/* The cluster, in its layer, of a unit of an op for a few tokens. */
+uint32_t cluster_of_unit(void *base, const struct step_op *op, uint32_t unit);
 /* Neurons of unit `unit` of an OP_LATE_CLUSTERS that were not here, by their numbers in the cache:
  * the last one of the first *left in its list; UINT32_MAX when there is none. From the last on,
  * since reads land in about the order in which they were wanted: who waits for the last one of a

@@ -236,7 +236,7 @@ static int wait_for_rows(struct walker *w, const struct step_op *op, uint32_t fi
                          uint32_t last) {
     for (uint32_t unit = first; unit < last; unit++) {
         uint64_t start_ns = monotonic_ns();
-        uint32_t num_late = 0, cluster = op->first_neuron / op->cluster_neurons + unit;
+        uint32_t num_late = 0, cluster = cluster_of_unit(w->base, op, unit);
         if (wait_for_cluster(w, op, unit, &num_late) != 0)
             return -1;
         if (num_late == 0)

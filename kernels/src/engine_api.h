@@ -25,8 +25,14 @@ enum op_kind {
     /* Predicted mode, for a few tokens, before OP_CLUSTERS with OPF_PREDICTED: */
     OP_PREDICT = 13,      /* scores of a cluster's neurons; what is predicted is looked up and,
                              where it is missing, ordered; a unit a cluster */
-    OP_AWAIT_ROWS = 14    /* wait for all that was ordered: the barrier that a pipeline without
+    OP_AWAIT_ROWS = 14,   /* wait for all that was ordered: the barrier that a pipeline without
                              clusters has, a unit a cluster */
+    /* Mixtures of experts (neuron_experts.c); ops over rows with `routes` compute chosen experts: */
+    OP_ROUTE = 20,        /* router logits of all tokens -> routes, one unit */
+    OP_EXPERTS = 21,      /* the clusters of chosen experts are looked up and, where they are
+                             missing, ordered; a unit a cluster, as all ops for a few tokens */
+    OP_GATHER = 22,       /* input rows of all tokens -> those of entries, one unit an entry */
+    OP_SIGMOID = 23       /* sigmoid of a row's product with a vector -> f32, one unit a token */
 };
 
 enum op_flag {
@@ -41,7 +47,14 @@ enum op_flag {
     OPF_LAST_ROWS = 256,  /* rows down: the last one: total goes to the residual stream */
     OPF_PREDICTED = 512,  /* clusters: OP_PREDICT listed the neurons; gates lie in their rows */
     OPF_RELU = 1024,      /* quantise: negative values become zero first */
-    OPF_FORGET = 2048     /* merge: the cache keeps nothing for the next layer */
+    OPF_FORGET = 2048,    /* merge: the cache keeps nothing for the next layer */
+    OPF_WHOLE_CLUSTERS = 65536 /* rows: a slot of the cache holds a whole cluster */
+};
+
+/* How OP_ROUTE makes weights of the logits of a token's experts. */
+enum route_kind {
+    ROUTE_SHARES = 0,         /* softmax over all experts */
+    ROUTE_NORMALISED = 1      /* softmax over the chosen ones */
 };
 
 enum step_flag {
@@ -63,7 +76,7 @@ struct step_op {
     uint32_t layer;
     uint32_t weight_type;     /* enum storage_type */
     uint32_t up_type;
-    uint32_t activation;      /* enum feed_forward_kind */
+    uint32_t activation;      /* enum feed_forward_kind; for OP_ROUTE enum route_kind */
     uint64_t in;
     uint64_t in_stride;       /* bytes a token */
     uint64_t out;
@@ -73,12 +86,13 @@ struct step_op {
     uint64_t weight;
     uint64_t up_weight;       /* for OP_PREDICT tiles whose product is added to scores, or 0 */
     uint64_t bias;            /* f32 (rows); for OP_ROPE_KV the q norm, for OP_PREDICT thresholds */
-    uint64_t up_bias;         /* for OP_ROPE_KV the k norm */
+    uint64_t up_bias;         /* for OP_ROPE_KV the k norm; for OP_MATMUL with OPF_RESIDUAL f32
+                                 factors of its rows, (tokens), or 0 */
     uint64_t kv;              /* this layer's KV blocks */
     uint64_t rope;            /* (positions, rotary_dim) f32: cos half, then sin half */
     uint32_t rows;
     uint32_t cols;
-    uint32_t num_heads;
+    uint32_t num_heads;       /* with `routes`: experts of a token */
     uint32_t num_kv_heads;
     uint32_t head_dim;
     uint32_t rotary_dim;
@@ -99,17 +113,33 @@ struct step_op {
     uint32_t first_neuron;    /* of the run, in its layer; `rows` is the run's length */
     uint32_t layer_neurons;
     uint32_t cluster_neurons; /* a multiple of 32, at most MAX_CLUSTER_NEURONS */
-    uint32_t reserved;
+    uint32_t expert_neurons;  /* with `routes`: of each expert, whole clusters */
     uint64_t clusters;        /* struct cluster_work [clusters of a layer], then uint32 active
                                  and place of each neuron of the layer, padded to clusters */
     uint64_t partials;        /* f32 (clusters, tokens, cols); rows down: total (tokens, cols) */
     uint64_t cache;           /* neuron cache; 0: every row of the run is here */
     uint64_t reads;           /* the ring misses are ordered by */
     uint64_t activity;        /* struct layer_activity of this layer */
-    uint64_t reserved64;
+    uint64_t routes;          /* struct routes of the running layer; 0: no mixture of experts */
 };
 
-enum { MAX_CLUSTER_NEURONS = 1024 };
+enum { MAX_CLUSTER_NEURONS = 1024, MAX_EXPERTS = 1024 };
+
+/* Which experts the tokens of the running step chose in the running layer. An *entry* is a token
+ * with one of its experts; entries are in the order of experts, of one expert in that of tokens.
+ * Behind it lie, each `max_entries` long but the first two: uint32 start [num_experts + 1], the
+ * first entry of each expert; uint32 chosen [num_experts], those with entries, ascending; of each
+ * entry its uint32 expert, its uint32 token and its float weight; and uint32 entries_of (tokens,
+ * num_used), those of each token, ascending. */
+struct routes {
+    uint32_t num_experts;
+    uint32_t num_used;        /* experts of a token */
+    uint32_t num_chosen;
+    uint32_t max_entries;
+};
+
+/* Bytes of the routes of so many tokens. */
+size_t routes_bytes(uint32_t num_experts, uint32_t num_used, uint32_t max_tokens);
 
 /* What a cluster came to in the running step. */
 struct cluster_work {

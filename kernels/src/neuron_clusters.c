@@ -1,39 +1,10 @@
 /* Feed forward over neuron-major rows for a few tokens: clusters as tasks (PAPER §1.8). */
-#include <assert.h>
 #include <string.h>
 
 #include "blocks.h"
 #include "neuron_cache.h"
-#include "neuron_ops.h"
-#include "neuron_reads.h"
+#include "neuron_clusters.h"
 #include "trace.h"
-
-#define ROOM_SLICE_NS 1000000ll
-#define ROOM_TIMEOUT_NS 60000000000ull /* longer than a reader waits for a device that hangs */
-
-/* One cluster of a decode op. */
-struct cluster {
-    struct cluster_work *work;
-    uint32_t index;          /* in its layer */
-    uint32_t first;          /* its first neuron, in its layer */
-    uint32_t num;
-    uint32_t *active;        /* neurons in their layer, ascending; room for all */
-    uint32_t *place;         /* where the rows of each are; SLOT_LATE while they are not */
-};
-
-static struct cluster cluster_of(void *base, const struct step_op *op, uint32_t unit) {
-    struct cluster c;
-    uint32_t clusters = num_clusters(op);
-    c.index = op->first_neuron / op->cluster_neurons + unit;
-    c.first = c.index * op->cluster_neurons;
-    uint32_t end = op->first_neuron + op->rows;
-    c.num = end - c.first < op->cluster_neurons ? end - c.first : op->cluster_neurons;
-    c.work = (struct cluster_work *)at(base, op->clusters) + c.index;
-    uint32_t *lists = at(base, op->clusters + clusters * sizeof(struct cluster_work));
-    c.active = lists + c.first;
-    c.place = lists + (size_t)clusters * op->cluster_neurons + c.first;
-    return c;
-}
 
 /* A cluster's tiles of `weight` times some input rows -> out. */
 static void multiply_tiles(void *base, const struct step_op *op, const struct cluster *c,
@@ -68,10 +39,6 @@ static uint32_t is_on(float value) {
     return !(value <= 0.0f);
 }
 
-static void count_activity(uint64_t *counter, uint64_t num) {
-    __atomic_fetch_add(counter, num, __ATOMIC_RELAXED);
-}
-
 /* List the neurons whose hidden value is on for some token; all in dense mode. Returns for
  * how many tokens they are, summed. */
 static uint32_t choose(void *base, const struct step_op *op, const struct step_params *step,
@@ -91,53 +58,6 @@ static uint32_t choose(void *base, const struct step_op *op, const struct step_p
     if (c->index == 0)
         count_activity(&activity->tokens, step->num_tokens);
     return sum;
-}
-
-/* Cache's lock held. Find rows and order what is missing; 0 when there are no slots for that. */
-static int use_rows(void *base, const struct step_op *op, const struct step_params *step,
-                    const struct cluster *c) {
-    void *cache = at(base, op->cache);
-    uint32_t neurons[MAX_CLUSTER_NEURONS], n = c->work->num_active;
-    struct neuron_miss misses[MAX_CLUSTER_NEURONS];
-    for (uint32_t i = 0; i < n; i++)
-        neurons[i] = op->layer * op->layer_neurons + c->active[i];
-    int num_misses = neuron_cache_use(cache, step->epoch + op->layer, neurons, n, c->place, misses);
-    if (num_misses > 0)
-        neuron_reads_push(base, op->reads, misses, (uint32_t)num_misses);
-    return num_misses >= 0;
-}
-
-/* What an aborted step ordered keeps its slots until it has landed. */
-static void wait_for_room(struct executor_record *executor, uint64_t end_ns) {
-    uint32_t never = 0;
-    assert(monotonic_ns() < end_ns && "the cold region holds every neuron of a layer");
-    __atomic_fetch_add(&executor->heartbeat, 1, __ATOMIC_RELAXED);
-    futex_wait(&never, 0, ROOM_SLICE_NS);
-}
-
-/* Find the rows of the active neurons; none of a step that is aborted before that. A holder of the
- * lock that was lost keeps it: then the heartbeat stands. */
-static void find_rows(void *base, const struct step_op *op, const struct step_params *step,
-                      struct executor_record *executor, const struct cluster *c) {
-    uint64_t end_ns = monotonic_ns() + ROOM_TIMEOUT_NS;
-    struct layer_activity *activity = at(base, op->activity);
-    int found = !op->cache;
-    if (found)
-        count_activity(&activity->pinned, c->work->num_active);
-    for (uint32_t i = 0; found && i < c->work->num_active; i++)
-        c->place[i] = c->active[i] - op->first_neuron;
-    while (!found && !aborted(base)) {
-        if (neuron_cache_lock(at(base, op->cache), LOCK_SLICE_NS) != 0)
-            continue;
-        found = use_rows(base, op, step, c);
-        neuron_cache_unlock(at(base, op->cache));
-        if (!found)
-            wait_for_room(executor, end_ns);
-    }
-    if (!found)
-        c->work->num_active = 0;
-    for (uint32_t i = 0; i < c->work->num_active; i++)
-        c->work->num_late += (c->place[i] & SLOT_LATE) != 0;
 }
 
 static void add_bias_of(void *base, uint64_t bias, const uint32_t *neuron, float *values,
@@ -195,11 +115,31 @@ static void compute_active(void *base, const struct step_op *op, const struct st
     count_activity(&activity->active, active);
 }
 
-/* Of a cluster's listed neurons, one token's predicted ones: their ids and places. */
-static uint32_t predicted_for(void *base, const struct step_op *op, const struct cluster *c,
-                              uint32_t token, uint32_t *neuron, uint32_t *place) {
+/* The weight of a cluster's expert for a token, 1 without experts; 0 is returned when the token
+ * has not chosen it. */
+static int weigh(void *base, const struct step_op *op, const struct cluster *c, uint32_t token,
+                 float *weight) {
+    *weight = 1.0f;
+    if (!op->routes)
+        return 1;
+    const struct routes *routes = routes_of(base, op);
+    uint32_t entry = entry_of(routes, token, c->first / op->expert_neurons);
+    if (entry != NO_ENTRY)
+        *weight = weight_of_entries(routes)[entry];
+    return entry != NO_ENTRY;
+}
+
+/* Of a cluster's listed neurons, those of one token, by its scores or all: their ids and places. */
+static uint32_t neurons_for(void *base, const struct step_op *op, const struct cluster *c,
+                            uint32_t token, uint32_t *neuron, uint32_t *place) {
     const float *score = hidden_row(base, op, token);
-    uint32_t n = 0;
+    uint32_t n = c->work->num_active;
+    if (op->routes) {
+        memcpy(neuron, c->active, n * sizeof *neuron);
+        memcpy(place, c->place, n * sizeof *place);
+        return n;
+    }
+    n = 0;
     for (uint32_t i = 0; i < c->work->num_active; i++) {
         neuron[n] = c->active[i];
         place[n] = c->place[i];
@@ -220,6 +160,13 @@ static uint32_t keep_gated(float *gate, uint32_t *neuron, uint32_t *place, uint3
     return kept;
 }
 
+static uint32_t count_open(const float *gate, uint32_t n) {
+    uint32_t open = 0;
+    for (uint32_t i = 0; i < n; i++)
+        open += is_on(gate[i]);
+    return open;
+}
+
 /* Gates of one token's predicted neurons, then up and down where the gate is open -> its partial
  * sum. What exact mode computes, but for neurons that the predictor missed. */
 static void compute_token(void *base, const struct step_op *op, const struct step_params *step,
@@ -228,7 +175,10 @@ static void compute_token(void *base, const struct step_op *op, const struct ste
     uint32_t neuron[MAX_CLUSTER_NEURONS], place[MAX_CLUSTER_NEURONS];
     struct layer_activity *activity = at(base, op->activity);
     const char *rows = at(base, op->up_weight), *x = input_row(base, op, token);
-    uint32_t n = predicted_for(base, op, c, token, neuron, place);
+    float weight;
+    uint32_t n = 0;
+    if (weigh(base, op, c, token, &weight))
+        n = neurons_for(base, op, c, token, neuron, place);
     if (n == 0) {
         memset(partial_of(base, op, step, c->index, token), 0, op->cols * sizeof(float));
         return;
@@ -236,9 +186,11 @@ static void compute_token(void *base, const struct step_op *op, const struct ste
     dot_rows((int)op->weight_type, gate, rows + op->gate_row, op->row_stride, place, n, op->cols,
              x);
     add_bias_of(base, op->bias, neuron, gate, n);
-    n = keep_gated(gate, neuron, place, n);
-    count_activity(&activity->gated, n);
-    times->num_open += n;
+    uint32_t open = op->flags & OPF_ALL_NEURONS ? count_open(gate, n)
+                                                : keep_gated(gate, neuron, place, n);
+    n = op->flags & OPF_ALL_NEURONS ? n : open;
+    count_activity(&activity->gated, open);
+    times->num_open += open;
     end_stage(times, &times->gc_ns);
     if (has_gate(op)) {
         dot_rows((int)op->up_type, up, rows + op->up_row, op->row_stride, place, n, op->cols, x);
@@ -247,6 +199,8 @@ static void compute_token(void *base, const struct step_op *op, const struct ste
     } else {
         feed_forward_act((int)op->activation, coef, NULL, gate, n);
     }
+    for (uint32_t i = 0; op->routes && i < n; i++)
+        coef[i] *= weight;
     n = sum_down(base, op, partial_of(base, op, step, c->index, token), coef, place, n);
     count_activity(&activity->active, n);
     end_stage(times, &times->udc_ns);
@@ -285,16 +239,6 @@ static void compute(void *base, const struct step_op *op, const struct step_para
         trace_computed(base, op, executor, c, start_ns, &times);
 }
 
-/* Whether all rows of a cluster whose reads were ordered earlier have landed by now. */
-static int has_landed(void *base, const struct step_op *op, const struct cluster *c) {
-    for (uint32_t i = 0; i < c->work->num_active; i++) {
-        uint32_t neuron = op->layer * op->layer_neurons + c->active[i];
-        if (c->place[i] & SLOT_LATE && !neuron_cache_has(at(base, op->cache), neuron))
-            return 0;
-    }
-    return 1;
-}
-
 /* Scores of a cluster's neurons, less their thresholds -> hidden rows. */
 static void score_neurons(void *base, const struct step_op *op, const struct step_params *step,
                           const struct cluster *c) {
@@ -317,10 +261,35 @@ void run_predict(void *base, const struct step_op *op, const struct step_params 
                  struct executor_record *executor, uint32_t first, uint32_t last) {
     struct layer_activity *activity = at(base, op->activity);
     for (uint32_t unit = first; unit < last; unit++) {
-        struct cluster c = cluster_of(base, op, unit);
+        struct cluster c;
+        if (!cluster_of(base, op, unit, &c))
+            continue;
         uint64_t start_ns = traced_ns(step);
         score_neurons(base, op, step, &c);
         count_activity(&activity->predicted, choose(base, op, step, &c));
+        find_rows(base, op, step, executor, &c);
+        if (start_ns)
+            trace_cluster(base, executor, op->layer, c.index, TRACE_PRED, start_ns, monotonic_ns(),
+                          c.work->num_active, c.work->num_late);
+    }
+}
+
+void run_experts(void *base, const struct step_op *op, const struct step_params *step,
+                 struct executor_record *executor, uint32_t first, uint32_t last) {
+    struct layer_activity *activity = at(base, op->activity);
+    if (first == 0)
+        count_activity(&activity->tokens, step->num_tokens);
+    for (uint32_t unit = first; unit < last; unit++) {
+        struct cluster c;
+        if (!cluster_of(base, op, unit, &c))
+            continue;
+        uint64_t start_ns = traced_ns(step);
+        const uint32_t *start = starts_of(routes_of(base, op)) + c.first / op->expert_neurons;
+        for (uint32_t i = 0; i < c.num; i++)
+            c.active[i] = c.first + i;
+        c.work->num_active = c.num;
+        c.work->num_late = 0;
+        count_activity(&activity->predicted, (uint64_t)(start[1] - start[0]) * c.num);
         find_rows(base, op, step, executor, &c);
         if (start_ns)
             trace_cluster(base, executor, op->layer, c.index, TRACE_PRED, start_ns, monotonic_ns(),
@@ -332,7 +301,9 @@ void run_clusters(void *base, const struct step_op *op, const struct step_params
                   struct executor_record *executor, uint32_t first, uint32_t last) {
     struct layer_activity *activity = at(base, op->activity);
     for (uint32_t unit = first; unit < last; unit++) {
-        struct cluster c = cluster_of(base, op, unit);
+        struct cluster c;
+        if (!cluster_of(base, op, unit, &c))
+            continue;
         if (op->flags & OPF_PREDICTED) {
             if (has_landed(base, op, &c))
                 c.work->num_late = 0;
@@ -350,22 +321,11 @@ void run_clusters(void *base, const struct step_op *op, const struct step_params
     }
 }
 
-uint32_t late_neuron(void *base, const struct step_op *op, uint32_t unit, uint32_t *left) {
-    struct cluster c = cluster_of(base, op, unit);
-    uint32_t i = c.work->num_late == 0 ? 0 : c.work->num_active;
-    for (i = i < *left ? i : *left; i > 0; i--)
-        if (c.place[i - 1] & SLOT_LATE) {
-            *left = i - 1;
-            return op->layer * op->layer_neurons + c.active[i - 1];
-        }
-    return UINT32_MAX;
-}
-
 void run_late_clusters(void *base, const struct step_op *op, const struct step_params *step,
                        struct executor_record *executor, uint32_t first, uint32_t last) {
     for (uint32_t unit = first; unit < last; unit++) {
-        struct cluster c = cluster_of(base, op, unit);
-        if (c.work->num_late != 0)
+        struct cluster c;
+        if (cluster_of(base, op, unit, &c) && c.work->num_late != 0)
             compute(base, op, step, executor, &c);
     }
 }

@@ -9,12 +9,16 @@
 
 uint32_t neuron_op_units(const struct step_op *op, const struct step_params *step) {
     switch (op->kind) {
+    case OP_ROUTE:
+        return 1;
+    case OP_GATHER:
+        return step->num_tokens * op->num_heads;
     case OP_MERGE:
         return step->num_tokens * ceil_div(op->cols, MERGE_COLS);
     case OP_ROWS_UP:
         return ceil_div(op->rows, TILE_ROWS);
     default:
-        return ceil_div(op->rows, op->cluster_neurons);
+        return op->routes ? expert_units(op, step) : ceil_div(op->rows, op->cluster_neurons);
     }
 }
 
@@ -42,17 +46,26 @@ uint32_t sum_down(void *base, const struct step_op *op, float *partial, float *c
     return kept;
 }
 
+/* Add the partial sums of all clusters to total, in their order. */
+static void add_partials(void *base, const struct step_op *op, const struct step_params *step,
+                         uint32_t token, uint32_t column, uint32_t n, float *total) {
+    const struct cluster_work *work = at(base, op->clusters);
+    uint32_t num = op->routes ? expert_units(op, step) : num_clusters(op);
+    for (uint32_t i = 0; i < num; i++) {
+        uint32_t k = op->routes ? expert_cluster(base, op, i) : i;
+        if (k != NO_CLUSTER && work[k].num_active)
+            add_f32(total, partial_of(base, op, step, k, token) + column, n);
+    }
+}
+
 static void run_merge(void *base, const struct step_op *op, const struct step_params *step,
                       uint32_t first, uint32_t last) {
-    const struct cluster_work *work = at(base, op->clusters);
-    uint32_t slices = ceil_div(op->cols, MERGE_COLS), clusters = num_clusters(op);
+    uint32_t slices = ceil_div(op->cols, MERGE_COLS);
     for (uint32_t u = first; u < last; u++) {
         float total[MERGE_COLS] = {0};
         uint32_t token = u / slices, column = u % slices * MERGE_COLS;
         uint32_t n = op->cols - column < MERGE_COLS ? op->cols - column : MERGE_COLS;
-        for (uint32_t k = 0; k < clusters; k++)
-            if (work[k].num_active)
-                add_f32(total, partial_of(base, op, step, k, token) + column, n);
+        add_partials(base, op, step, token, column, n, total);
         if (op->bias)
             add_f32(total, (const float *)at(base, op->bias) + column, n);
         add_f32((float *)at(base, op->out + token * op->out_stride) + column, total, n);
@@ -92,6 +105,15 @@ void neuron_op_run(void *base, const struct step_op *op, const struct step_param
         break;
     case OP_PREDICT:
         run_predict(base, op, step, executor, first, last);
+        break;
+    case OP_ROUTE:
+        run_route(base, op, step);
+        break;
+    case OP_EXPERTS:
+        run_experts(base, op, step, executor, first, last);
+        break;
+    case OP_GATHER:
+        run_gather(base, op, first, last);
         break;
     default: /* OP_AWAIT_ROWS: the wait was all of it */
         break;

@@ -37,12 +37,67 @@ static inline float *partial_of(void *base, const struct step_op *op,
     return (float *)at(base, op->partials) + row * op->cols;
 }
 
+/* ---- mixtures of experts */
+
+static inline const struct routes *routes_of(void *base, const struct step_op *op) {
+    return at(base, op->routes);
+}
+
+static inline const uint32_t *starts_of(const struct routes *routes) {
+    return (const uint32_t *)(routes + 1);
+}
+
+static inline const uint32_t *chosen_of(const struct routes *routes) {
+    return starts_of(routes) + routes->num_experts + 1;
+}
+
+static inline const uint32_t *expert_of_entries(const struct routes *routes) {
+    return chosen_of(routes) + routes->num_experts;
+}
+
+static inline const uint32_t *token_of_entries(const struct routes *routes) {
+    return expert_of_entries(routes) + routes->max_entries;
+}
+
+static inline const float *weight_of_entries(const struct routes *routes) {
+    return (const float *)(token_of_entries(routes) + routes->max_entries);
+}
+
+static inline const uint32_t *entries_of_token(const struct routes *routes, uint32_t token) {
+    const uint32_t *all = (const uint32_t *)(weight_of_entries(routes) + routes->max_entries);
+    return all + (size_t)token * routes->num_used;
+}
+
+#define NO_ENTRY UINT32_MAX
+
+/* The entry of a token with an expert, NO_ENTRY when the token has not chosen it. */
+static inline uint32_t entry_of(const struct routes *routes, uint32_t token, uint32_t expert) {
+    const uint32_t *entries = entries_of_token(routes, token);
+    for (uint32_t i = 0; i < routes->num_used; i++)
+        if (expert_of_entries(routes)[entries[i]] == expert)
+            return entries[i];
+    return NO_ENTRY;
+}
+
 /* Down rows at `place` times their coefficients, in order -> partial (cols). Leaves in both lists
  * what was added, and returns how many that are. */
 uint32_t sum_down(void *base, const struct step_op *op, float *partial, float *coef,
                   uint32_t *place, uint32_t n);
 
+/* neuron_experts.c */
+/* Units of an op over the clusters of chosen experts: as many as there may be, whatever was chosen,
+ * since who comes late to an op must count them alike. */
+uint32_t expert_units(const struct step_op *op, const struct step_params *step);
+/* The cluster of such a unit, NO_CLUSTER when fewer were chosen. */
+#define NO_CLUSTER UINT32_MAX
+uint32_t expert_cluster(void *base, const struct step_op *op, uint32_t unit);
+void run_route(void *base, const struct step_op *op, const struct step_params *step);
+void run_gather(void *base, const struct step_op *op, uint32_t first, uint32_t last);
+void run_sigmoid(void *base, const struct step_op *op, uint32_t first, uint32_t last);
+
 /* neuron_clusters.c */
+void run_experts(void *base, const struct step_op *op, const struct step_params *step,
+                 struct executor_record *executor, uint32_t first, uint32_t last);
 void run_clusters(void *base, const struct step_op *op, const struct step_params *step,
                   struct executor_record *executor, uint32_t first, uint32_t last);
 void run_late_clusters(void *base, const struct step_op *op, const struct step_params *step,

@@ -5,6 +5,7 @@
 
 #include "blocks.h"
 #include "board.h"
+#include "neuron_ops.h"
 
 #define GROUP_MAX_TOKENS 128           /* bounds the stack buffers below */
 #define GROUP_ACT_BYTES (384u * 1024u) /* activations of a group stay in the second-level cache */
@@ -43,6 +44,9 @@ uint32_t op_num_units(const struct step_op *op, const struct step_params *step) 
     case OP_ROWS_UP:
     case OP_PREDICT:
     case OP_AWAIT_ROWS:
+    case OP_ROUTE:
+    case OP_EXPERTS:
+    case OP_GATHER:
         return neuron_op_units(op, step);
     default:
         return rows;
@@ -68,6 +72,15 @@ void matmul_group(const struct step_op *op, int type, float *out, size_t out_str
     for (size_t t = 0; t < tokens; t++)
         matmul_tiles(type, out + t * out_stride, out_stride, weight, tiles, op->cols,
                      x + t * op->in_stride, 1);
+}
+
+/* Rows times the factors of their tokens, where an op has them. */
+static void scale_rows(void *base, const struct step_op *op, float *rows, size_t n, uint32_t token,
+                       uint32_t num_tokens) {
+    const float *factors = (const float *)at(base, op->up_bias) + token;
+    for (uint32_t t = 0; op->up_bias && t < num_tokens; t++)
+        for (size_t i = 0; i < n; i++)
+            rows[t * n + i] *= factors[t];
 }
 
 static void add_bias(float *out, size_t out_stride, const float *bias, size_t n, size_t tokens) {
@@ -116,6 +129,8 @@ static void run_matmul(void *base, const struct step_op *op, const struct step_p
                      span.num_tokens);
         if (bias)
             add_bias(into, into_stride, bias, n, span.num_tokens);
+        if (residual)
+            scale_rows(base, op, sums, n, span.token, span.num_tokens);
         for (uint32_t t = 0; residual && t < span.num_tokens; t++)
             add_f32(out + t * out_stride, sums + t * n, n);
         first += span.num_tiles;
@@ -277,6 +292,9 @@ void op_run(void *base, const struct step_op *op, const struct step_params *step
     case OP_QUANTIZE:
         run_quantize(base, op, first, last);
         break;
+    case OP_SIGMOID:
+        run_sigmoid(base, op, first, last);
+        break;
     case OP_FEED_FORWARD:
         run_feed_forward(base, op, step, first, last);
         break;
@@ -287,6 +305,9 @@ void op_run(void *base, const struct step_op *op, const struct step_params *step
     case OP_ROWS_DOWN:
     case OP_PREDICT:
     case OP_AWAIT_ROWS:
+    case OP_ROUTE:
+    case OP_EXPERTS:
+    case OP_GATHER:
         neuron_op_run(base, op, step, executor, first, last);
         break;
     default:

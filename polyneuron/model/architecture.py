@@ -7,9 +7,10 @@ from polyneuron.errors import FormatError, UnsupportedError
 from polyneuron.io.gguf_file import GgufHeader
 from polyneuron.io.gguf_values import quoted, quoted_value
 from polyneuron.kernels.gemv import FeedForwardKind, RopeLayout
+from polyneuron.model.experts import expert_width, read_experts
 from polyneuron.model.metadata import ModelKeys
 from polyneuron.model.rope import ROPE_FREQS, read_rope
-from polyneuron.model.spec import ModelSpec, tensor_shapes
+from polyneuron.model.spec import ExpertSpec, ModelSpec, tensor_shapes
 
 MAX_NAMED = 5
 
@@ -31,15 +32,48 @@ class Family:
     feed_forward: FeedForwardKind = FeedForwardKind.SILU
     qkv_bias: Presence = Presence.OPTIONAL
     qk_norm: bool = False
+    is_qk_norm_wide: bool = False
+    experts: Presence = Presence.ABSENT
+    is_normalised: bool = True
+    """Whether the weights of a token's experts add up to 1, unless the file says otherwise."""
 
 
 FAMILIES = {
     family.name: family
     for family in (
-        Family("llama"),
+        Family("llama", experts=Presence.OPTIONAL),  # Mixtral's too
         Family("mistral"),
         Family("qwen2", RopeLayout.HALVES, qkv_bias=Presence.REQUIRED),
         Family("qwen3", RopeLayout.HALVES, qkv_bias=Presence.ABSENT, qk_norm=True),
+        Family(
+            "qwen2moe",
+            RopeLayout.HALVES,
+            qkv_bias=Presence.REQUIRED,
+            experts=Presence.REQUIRED,
+            is_normalised=False,
+        ),
+        Family(
+            "qwen3moe",
+            RopeLayout.HALVES,
+            qkv_bias=Presence.ABSENT,
+            qk_norm=True,
+            experts=Presence.REQUIRED,
+        ),
+        Family(
+            "olmoe",
+            RopeLayout.HALVES,
+            qkv_bias=Presence.ABSENT,
+            qk_norm=True,
+            is_qk_norm_wide=True,
+            experts=Presence.REQUIRED,
+            is_normalised=False,
+        ),
+        Family(
+            "turbosparsemixtral",
+            feed_forward=FeedForwardKind.DRELU,
+            qkv_bias=Presence.ABSENT,
+            experts=Presence.REQUIRED,
+        ),
         Family("bamboo", feed_forward=FeedForwardKind.DRELU, qkv_bias=Presence.ABSENT),
     )
 }
@@ -59,7 +93,10 @@ ACTIVATIONS = {
 
 # Keys that would change the arithmetic of a supported family, with their neutral values.
 NEUTRAL_KEYS: tuple[tuple[str, tuple[object, ...]], ...] = (
-    ("expert_count", (0,)),
+    ("leading_dense_block_count", (0,)),
+    ("expert_group_count", (0, 1)),
+    ("expert_weights_scale", (0.0, 1.0)),
+    ("expert_gating_func", (0, 1)),
     ("attention.scale", (0.0,)),
     ("attention.clamp_kqv", (0.0,)),
     ("attention.max_alibi_bias", (0.0,)),
@@ -118,7 +155,9 @@ def _read_spec(keys: ModelKeys, family: Family) -> ModelSpec:
     header = keys.header
     num_heads, d_model = keys.count("attention.head_count"), keys.count("embedding_length")
     num_kv_heads = keys.count("attention.head_count_kv", num_heads)
-    num_layers, d_ff = keys.count("block_count"), keys.count("feed_forward_length")
+    num_layers = keys.count("block_count")
+    experts = _experts(keys, family)
+    d_ff = expert_width(keys) if experts else keys.count("feed_forward_length")
     context_length = keys.count("context_length")
     norm_eps = keys.number("attention.layer_norm_rms_epsilon")
     head_dim = keys.count("attention.key_length", max(d_model // num_heads, 1))
@@ -144,10 +183,20 @@ def _read_spec(keys: ModelKeys, family: Family) -> ModelSpec:
         rope=rope,
         feed_forward=_feed_forward(keys, family),
         qk_norm=family.qk_norm,
+        is_qk_norm_wide=family.is_qk_norm_wide,
+        experts=experts,
         qkv_bias=_has_bias(header, family.qkv_bias, "attn_q.bias"),
         output_bias=_has_bias(header, Presence.OPTIONAL, "attn_output.bias"),
         tied_head="output.weight" not in header.by_name,
     )
+
+
+def _experts(keys: ModelKeys, family: Family) -> ExpertSpec | None:
+    if family.experts is Presence.ABSENT:
+        keys.refuse_unless("expert_count", 0)
+    if family.experts is not Presence.REQUIRED and not keys.get("expert_count"):
+        return None
+    return read_experts(keys, family.is_normalised)
 
 
 def _has_bias(header: GgufHeader, presence: Presence, role: str) -> bool:
@@ -157,7 +206,8 @@ def _has_bias(header: GgufHeader, presence: Presence, role: str) -> bool:
 
 
 def _feed_forward(keys: ModelKeys, family: Family) -> FeedForwardKind:
-    has_gate = "blk.0.ffn_gate.weight" in keys.header.by_name
+    names = keys.header.by_name
+    has_gate = "blk.0.ffn_gate.weight" in names or "blk.0.ffn_gate_exps.weight" in names
     name = keys.text(ACTIVATION_KEY)
     if name is None and SPARSE_THRESHOLD in keys.header.metadata and family.name == "llama":
         name = "relu"

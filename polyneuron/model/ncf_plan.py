@@ -1,5 +1,6 @@
 """Where everything will lie in a neuron-cluster file: computed from the source's header alone."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -40,8 +41,10 @@ StorageOf = Mapping[str, StorageType]
 
 
 def choose_layout(spec: ModelSpec, wanted: Layout | None = None) -> Layout:
-    """Bundles for models whose neurons are often exactly zero, else tiles."""
-    is_sparse = spec.feed_forward in SPARSE_KINDS
+    """Bundles for models whose neurons are often exactly zero, and of experts; else tiles."""
+    is_sparse = spec.feed_forward in SPARSE_KINDS or spec.experts is not None
+    if wanted is Layout.TILES and spec.experts:
+        raise ConfigError("--layout tiles: experts are read one by one; use --layout bundles")
     if wanted is Layout.BUNDLES and not is_sparse:
         raise ConfigError(
             f"--layout bundles: {spec.feed_forward.name.lower()} activations are never exactly "
@@ -179,7 +182,7 @@ class _Planner:
         for name in names:
             shape = shapes[name]
             storage = self.storage[name] if len(shape) > 1 else None
-            rows, cols = (shape[0], shape[1]) if len(shape) > 1 else (1, shape[0])
+            rows, cols = math.prod(shape[:-1]), shape[-1]
             num_bytes = stored_bytes(storage, rows, cols)
             offset = round_up(offset, LINE_BYTES)
             self._add(name, storage, (rows, cols), offset, num_bytes)
@@ -188,8 +191,8 @@ class _Planner:
         self.sections.append(NcfSection(section, kind, 0, num_bytes, _NOT_YET))
 
     def _bundles(self, layer_id: int, names: Iterable[str]) -> None:
-        """One bundle for each neuron."""
-        d_ff, d_model = self.spec.d_ff, self.spec.d_model
+        """One bundle for each neuron, expert after expert."""
+        d_ff, d_model = self.spec.num_neurons, self.spec.d_model
         by_role = {layer_and_role(name)[1]: name for name in names}
         row = {role: neuron_row_bytes(self.storage[n], d_model) for role, n in by_role.items()}
         shape = bundle_shape(d_ff, row.get("ffn_gate"), row["ffn_up"], row["ffn_down"])
@@ -228,8 +231,11 @@ _NOT_YET = np.zeros(0, np.uint32)
 
 
 def layer_and_role(name: str) -> tuple[int | None, str]:
-    """Layer and role of a GGUF tensor name: `blk.3.ffn_up.weight` is (3, "ffn_up")."""
-    role = name.removesuffix(".weight")
+    """Layer and role of a GGUF tensor name: `blk.3.ffn_up.weight` is (3, "ffn_up").
+
+    The matrices of experts have the roles of those they stand for.
+    """
+    role = name.removesuffix(".weight").removesuffix("_exps")
     if not name.startswith("blk."):
         return None, role
     _, layer, role = role.split(".", 2)

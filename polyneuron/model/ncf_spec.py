@@ -1,5 +1,6 @@
 """The model a neuron-cluster file holds, as the same `ModelSpec` that a GGUF gives."""
 
+import math
 from dataclasses import asdict
 from enum import Enum
 from typing import Any
@@ -10,8 +11,16 @@ from polyneuron.io.ncf_fields import Fields
 from polyneuron.io.ncf_format import NcfTensor, SectionKind
 from polyneuron.io.ncf_reader import NcfFile
 from polyneuron.io.predictor_file import SOURCE_FORMAT as PREDICTORS
+from polyneuron.kernels.arena import MAX_EXPERTS
 from polyneuron.kernels.gemv import FeedForwardKind, RopeLayout
-from polyneuron.model.spec import ModelSpec, RopeScaling, RopeSpec, YarnSpec, tensor_shapes
+from polyneuron.model.spec import (
+    ExpertSpec,
+    ModelSpec,
+    RopeScaling,
+    RopeSpec,
+    YarnSpec,
+    tensor_shapes,
+)
 
 MAX_DIM = 1 << 24
 FIXED = "fixed"
@@ -71,6 +80,8 @@ def _spec(fields: Fields, ncf: NcfFile) -> ModelSpec:
         qkv_bias=fields.flag("qkv_bias"),
         output_bias=fields.flag("output_bias"),
         tied_head=fields.flag("tied_head"),
+        experts=_experts(fields.part("experts")) if fields.has("experts") else None,
+        is_qk_norm_wide=fields.has("is_qk_norm_wide") and fields.flag("is_qk_norm_wide"),
     )
     if spec.num_heads % spec.num_kv_heads:
         fields.fail(f"has {spec.num_heads} heads that cannot share {spec.num_kv_heads}")
@@ -80,6 +91,16 @@ def _spec(fields: Fields, ncf: NcfFile) -> ModelSpec:
     if factors not in (0, spec.rope.rotary_dim // 2):
         fields.fail(f"has {factors} frequency factors for {spec.rope.rotary_dim} values")
     return spec
+
+
+def _experts(fields: Fields) -> ExpertSpec:
+    num_experts = fields.count("num_experts", MAX_EXPERTS, 1)
+    return ExpertSpec(
+        num_experts=num_experts,
+        num_used=fields.count("num_used", num_experts, 1),
+        is_normalised=fields.flag("is_normalised"),
+        shared_d_ff=fields.count("shared_d_ff", MAX_DIM),
+    )
 
 
 def _rope(fields: Fields) -> RopeSpec:
@@ -105,9 +126,9 @@ def _check_tensor(ncf: NcfFile, tensor: NcfTensor, shape: tuple[int, ...]) -> No
     """The spec's shape, down transposed in bundles; feed forward in its layer's section only."""
     section = ncf.sections[tensor.section_index]
     is_vector = len(shape) == 1
-    rows, cols = (1, shape[0]) if is_vector else (shape[0], shape[1])
+    rows, cols = math.prod(shape[:-1]), shape[-1]
     if section.kind is SectionKind.BUNDLES and tensor.role == "ffn_down":
-        rows, cols = cols, rows
+        rows, cols = math.prod(shape) // shape[-2], shape[-2]
     if (tensor.rows, tensor.cols) != (rows, cols) or is_vector != (tensor.storage is None):
         raise FormatError(
             f"{ncf.path}: tensor {quoted(tensor.name)} is ({tensor.rows}, {tensor.cols}), the "

@@ -40,6 +40,19 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertSpec:
+    """A mixture of experts in every layer (PAPER §1.9); `ModelSpec.d_ff` is the width of one."""
+
+    num_experts: int
+    num_used: int
+    """Experts of a token."""
+    is_normalised: bool
+    """Whether the weights of a token's experts add up to 1; else they are shares of all."""
+    shared_d_ff: int = 0
+    """Width of an expert that every token has, behind a sigmoid gate; 0: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One decoder-only transformer of the Llama family."""
 
@@ -60,6 +73,14 @@ class ModelSpec:
     qkv_bias: bool
     output_bias: bool
     tied_head: bool
+    experts: ExpertSpec | None = None
+    is_qk_norm_wide: bool = False
+    """With `qk_norm`: one norm over all heads of a token, not one a head."""
+
+    @property
+    def num_neurons(self) -> int:
+        """Neurons of a layer that are read by need: those of all experts that are not shared."""
+        return self.d_ff * (self.experts.num_experts if self.experts else 1)
 
     @property
     def has_gate(self) -> bool:
@@ -96,6 +117,12 @@ class LayerTensors:
     attn_output_bias: str | None
     attn_q_norm: str | None
     attn_k_norm: str | None
+    router: str | None = None
+    shared_gate: str | None = None
+    """A vector: how much of the shared expert a token gets."""
+    shared_ffn_gate: str | None = None
+    shared_ffn_up: str | None = None
+    shared_ffn_down: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +150,8 @@ def _layer_tensors(spec: ModelSpec, layer_id: int) -> LayerTensors:
         return f"blk.{layer_id}.{role}" if present else None
 
     prefix = f"blk.{layer_id}."
+    exps = "_exps" if spec.experts else ""
+    has_shared = bool(spec.experts and spec.experts.shared_d_ff)
     return LayerTensors(
         attn_norm=prefix + "attn_norm.weight",
         attn_q=prefix + "attn_q.weight",
@@ -130,15 +159,20 @@ def _layer_tensors(spec: ModelSpec, layer_id: int) -> LayerTensors:
         attn_v=prefix + "attn_v.weight",
         attn_output=prefix + "attn_output.weight",
         ffn_norm=prefix + "ffn_norm.weight",
-        ffn_up=prefix + "ffn_up.weight",
-        ffn_down=prefix + "ffn_down.weight",
-        ffn_gate=name("ffn_gate.weight", spec.has_gate),
+        ffn_up=f"{prefix}ffn_up{exps}.weight",
+        ffn_down=f"{prefix}ffn_down{exps}.weight",
+        ffn_gate=name(f"ffn_gate{exps}.weight", spec.has_gate),
         attn_q_bias=name("attn_q.bias", spec.qkv_bias),
         attn_k_bias=name("attn_k.bias", spec.qkv_bias),
         attn_v_bias=name("attn_v.bias", spec.qkv_bias),
         attn_output_bias=name("attn_output.bias", spec.output_bias),
         attn_q_norm=name("attn_q_norm.weight", spec.qk_norm),
         attn_k_norm=name("attn_k_norm.weight", spec.qk_norm),
+        router=name("ffn_gate_inp.weight", spec.experts is not None),
+        shared_gate=name("ffn_gate_inp_shexp.weight", has_shared),
+        shared_ffn_gate=name("ffn_gate_shexp.weight", has_shared and spec.has_gate),
+        shared_ffn_up=name("ffn_up_shexp.weight", has_shared),
+        shared_ffn_down=name("ffn_down_shexp.weight", has_shared),
     )
 
 
@@ -146,6 +180,9 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Every tensor of the model with its row-major shape, in the order of a forward pass."""
     names = tensor_map(spec)
     shapes: dict[str, tuple[int, ...]] = {names.token_embd: (spec.vocab_size, spec.d_model)}
+    experts = (spec.experts.num_experts,) if spec.experts else ()
+    shared = spec.experts.shared_d_ff if spec.experts else 0
+    wide = spec.is_qk_norm_wide
     for layer in names.layers:
         roles: tuple[tuple[str | None, tuple[int, ...]], ...] = (
             (layer.attn_norm, (spec.d_model,)),
@@ -155,14 +192,19 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
             (layer.attn_q_bias, (spec.q_dim,)),
             (layer.attn_k_bias, (spec.kv_dim,)),
             (layer.attn_v_bias, (spec.kv_dim,)),
-            (layer.attn_q_norm, (spec.head_dim,)),
-            (layer.attn_k_norm, (spec.head_dim,)),
+            (layer.attn_q_norm, (spec.q_dim if wide else spec.head_dim,)),
+            (layer.attn_k_norm, (spec.kv_dim if wide else spec.head_dim,)),
             (layer.attn_output, (spec.d_model, spec.q_dim)),
             (layer.attn_output_bias, (spec.d_model,)),
             (layer.ffn_norm, (spec.d_model,)),
-            (layer.ffn_gate, (spec.d_ff, spec.d_model)),
-            (layer.ffn_up, (spec.d_ff, spec.d_model)),
-            (layer.ffn_down, (spec.d_model, spec.d_ff)),
+            (layer.router, (*experts, spec.d_model)),
+            (layer.ffn_gate, (*experts, spec.d_ff, spec.d_model)),
+            (layer.ffn_up, (*experts, spec.d_ff, spec.d_model)),
+            (layer.ffn_down, (*experts, spec.d_model, spec.d_ff)),
+            (layer.shared_gate, (spec.d_model,)),
+            (layer.shared_ffn_gate, (shared, spec.d_model)),
+            (layer.shared_ffn_up, (shared, spec.d_model)),
+            (layer.shared_ffn_down, (spec.d_model, shared)),
         )
         shapes.update((name, shape) for name, shape in roles if name is not None)
     shapes[names.output_norm] = (spec.d_model,)

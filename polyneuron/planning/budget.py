@@ -134,7 +134,8 @@ class Budget:
         bundles = self.layout.bundles
         if bundles is None or not self.cold_slots:
             raise ConfigError("only the neuron cache can shrink while it runs; this run has none")
-        least, slot_bytes = bundles.rows.num_neurons, bundles.slot_rows.slot_bytes
+        least = bundles.rows.least_slots(self.layout.config.max_sequences)
+        slot_bytes = bundles.slot_rows.kept_bytes
         slots = self.cold_slots - -(-max(0, self.limit_bytes - limit_bytes) // slot_bytes)
         if slots < least:
             minimum = self.limit_bytes - (self.cold_slots - least) * slot_bytes
@@ -150,8 +151,9 @@ class Budget:
         bundles = self.layout.bundles
         if bundles is None or not self.num_resident:
             return 0.0
-        cold_neurons = bundles.rows.num_neurons - bundles.pinned_neurons
-        return self.cold_slots / max(1, self.num_resident * cold_neurons)
+        rows = bundles.rows
+        cold = (rows.num_neurons - bundles.pinned_neurons) // rows.slot_neurons
+        return self.cold_slots / max(1, self.num_resident * cold)
 
     @property
     def mode(self) -> FeedForwardMode:
@@ -161,12 +163,28 @@ class Budget:
     @property
     def is_cache_small(self) -> bool:
         """Whether the neuron cache holds less than what one token uses, at the very least."""
-        return self.layout.has_neuron_cache and self.cached_share < LEAST_ACTIVE_SHARE
+        return self.layout.has_neuron_cache and self.cached_share < self.used_share
+
+    @property
+    def used_share(self) -> float:
+        """Share of the neurons that one token uses: of experts as many as it has, else at least."""
+        bundles = self.layout.bundles
+        if bundles is None or not bundles.rows.has_experts:
+            return LEAST_ACTIVE_SHARE
+        return bundles.rows.num_used / bundles.rows.num_experts
 
     def warnings(self) -> list[str]:
         """What this budget will make slow."""
         if not self.is_cache_small:
             return []
+        bundles = self.layout.bundles
+        if bundles is not None and bundles.rows.has_experts:
+            few = (
+                f"the neuron cache holds {self.cached_share:.1%} of the experts and one token uses "
+                f"{self.used_share:.1%}, so a part of them is read for every token; give more "
+                f"--memory or --ffn-resident, or a smaller context with -c"
+            )
+            return [few]
         small = (
             f"the neuron cache holds {self.cached_share:.1%} of its layers' neurons and one token "
             f"uses about {LEAST_ACTIVE_SHARE:.0%} or more, so each token reads again what the one "
@@ -286,7 +304,7 @@ class _Planner:
 
     def least_bytes(self) -> int:
         """The smallest arena: a model of a layer or two takes less than its stage buffers."""
-        if self.config.mode is FeedForwardMode.PREDICTED:
+        if self._is_whole:
             return self.num_bytes(self._least)
         return min(self.num_bytes(Residency(num)) for num in (0, self._most_whole()))
 
@@ -310,19 +328,27 @@ class _Planner:
         return Residency(low) if low >= 0 else None
 
     @property
+    def _is_whole(self) -> bool:
+        """Whether slots hold whole bundles."""
+        has_experts = self.source.spec.experts is not None
+        return has_experts or self.config.mode is FeedForwardMode.PREDICTED
+
+    @property
     def _least(self) -> Residency:
         """Of a file in bundles, the least that can run."""
         rows = self.rows
         assert rows is not None
-        if self.config.mode is FeedForwardMode.PREDICTED:
-            return Residency(self.num_layers, rows.num_neurons)
+        if self._is_whole:
+            return Residency(self.num_layers, rows.least_slots(self.config.max_sequences))
         return Residency(0)
 
     def _choose(self, room: int) -> Residency:
         rows = self.rows
         assert rows is not None
         hot = max(self.config.hot_clusters, default=0)
-        return choose_residency(rows, self.config.mode, self.num_layers, room, hot)
+        return choose_residency(
+            rows, self.config.mode, self.num_layers, room, hot, self.config.max_sequences
+        )
 
     def most_bundles(self) -> Residency | None:
         """Everything, or as many deciding rows and then as many cold slots as there is room for.

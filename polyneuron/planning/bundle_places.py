@@ -27,8 +27,8 @@ def place_bundles(
 ) -> BundlePlan:
     """Take the runs that a residency needs."""
     sections = manifest.sections[1:]
-    if mode is FeedForwardMode.PREDICTED:
-        return _place_predicted(allocator, sections, rows, residency)
+    if mode is FeedForwardMode.PREDICTED or rows.has_experts:
+        return _place_whole(allocator, sections, rows, mode, residency)
     streamed = spread(len(sections), residency.num_resident)
     pinned = 0 if residency.cold_slots else rows.num_neurons * rows.slot_bytes
     resident = [i for i in range(len(sections)) if i not in streamed]
@@ -49,8 +49,12 @@ def place_bundles(
     return BundlePlan(rows, mode, tuple(layers), residency.cold_slots, slots)
 
 
-def _place_predicted(
-    allocator: Allocator, sections: tuple[NcfSection, ...], rows: NeuronRows, residency: Residency
+def _place_whole(
+    allocator: Allocator,
+    sections: tuple[NcfSection, ...],
+    rows: NeuronRows,
+    mode: FeedForwardMode,
+    residency: Residency,
 ) -> BundlePlan:
     """Whole bundles: pinned clusters of every layer, the others in slots."""
     whole = rows.whole()
@@ -58,22 +62,19 @@ def _place_predicted(
     allocator.region("hot", [(f"rows.{i}", num_bytes) for i in range(len(sections)) if num_bytes])
     slots = _place_cold(allocator, whole, residency, bool(residency.cold_slots))
     layers = [
-        LayerRows(
-            section, RowsAre.PREDICTED, 0, allocator.at(f"hot.rows.{index}") if num_bytes else 0
-        )
+        LayerRows(section, RowsAre.WHOLE, 0, allocator.at(f"hot.rows.{index}") if num_bytes else 0)
         for index, section in enumerate(sections)
     ]
     return BundlePlan(
-        rows, FeedForwardMode.PREDICTED, tuple(layers), residency.cold_slots, slots,
-        residency.pinned_clusters,
-    )  # fmt: skip
+        rows, mode, tuple(layers), residency.cold_slots, slots, residency.pinned_clusters
+    )
 
 
 def _place_cold(
     allocator: Allocator, rows: NeuronRows, residency: Residency, needs_stage: bool
 ) -> int:
     """The slots of the neuron cache and the stage; returns where the slots begin."""
-    allocator.region("cold", [("slots", residency.cold_slots * rows.slot_bytes)])
+    allocator.region("cold", [("slots", residency.cold_slots * rows.kept_bytes)])
     buffers = NUM_BUFFERS if needs_stage else 0
     allocator.region("stage", [(str(i), rows.piece_bytes) for i in range(buffers)])
     return allocator.at("cold.slots")

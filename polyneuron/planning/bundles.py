@@ -40,7 +40,7 @@ class RowsAre(StrEnum):
     HOT = "hot"
     CACHED = "cached"
     STREAMED = "streamed"
-    PREDICTED = "predicted"
+    WHOLE = "whole"
     """Whole bundles, deciding rows among them: pinned clusters, and others in slots."""
 
     @property
@@ -65,10 +65,54 @@ class NeuronRows:
     read_begin: int
     """A slot holds the bundle from here on: what is not needed to decide."""
     slot_bytes: int
+    """Of one neuron."""
+    num_experts: int = 1
+    num_used: int = 1
+    """Experts of a token; their neurons follow each other."""
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether a token computes some experts only; then slots hold whole clusters."""
+        return self.num_experts > 1
+
+    @property
+    def expert_neurons(self) -> int:
+        """Neurons of one expert."""
+        return self.num_neurons // self.num_experts
+
+    @property
+    def slot_neurons(self) -> int:
+        """Neurons that a slot of the cache holds."""
+        return self.cluster_neurons if self.has_experts else 1
+
+    @property
+    def num_kept(self) -> int:
+        """Of a layer, what may be in the cache or not: neurons, or clusters of experts."""
+        return self.num_neurons // self.slot_neurons
+
+    @property
+    def kept_bytes(self) -> int:
+        """One slot of the cache."""
+        return self.slot_bytes * self.slot_neurons
+
+    def least_slots(self, max_sequences: int) -> int:
+        """Slots that a decode step may need at once: those of one layer."""
+        if not self.has_experts:
+            return self.num_neurons
+        experts = min(self.num_experts, self.num_used * max_sequences)
+        return experts * self.expert_neurons // self.cluster_neurons
 
     @property
     def cluster_neurons(self) -> int:
-        """Neurons of one task; part of the summation order, so it depends on the model alone."""
+        """Neurons of one task; part of the summation order, so it depends on the model alone.
+
+        With experts about 32 tasks are a token's, and each is a whole part of an expert.
+        """
+        if self.has_experts:
+            tiles = self.expert_neurons // TILE_ROWS
+            wanted = -(-self.num_used * tiles // CLUSTERS_PER_LAYER)
+            most = min(wanted, MAX_CLUSTER_NEURONS // TILE_ROWS)
+            return TILE_ROWS * max(n for n in range(1, most + 1) if tiles % n == 0)
         wanted = round_up(-(-self.num_neurons // CLUSTERS_PER_LAYER), TILE_ROWS)
         return min(wanted, MAX_CLUSTER_NEURONS)
 
@@ -95,7 +139,8 @@ class NeuronRows:
     @property
     def resident_bytes(self) -> int:
         """A whole layer in memory."""
-        return self.decide_bytes + self.num_neurons * self.slot_bytes
+        decide = 0 if self.has_experts else self.decide_bytes
+        return decide + self.num_neurons * self.slot_bytes
 
     @property
     def piece_neurons(self) -> int:
@@ -143,7 +188,8 @@ def _layer_rows(manifest: NcfManifest, section_index: int) -> NeuronRows:
     up, down = tensors["ffn_up"], tensors["ffn_down"]
     decide = tensors.get("ffn_gate", up)
     begin = shape.down_offset if shape.gate_offset is None else shape.up_offset
-    begin = begin // BUNDLE_ALIGN * BUNDLE_ALIGN
+    experts = manifest.spec.get("experts")
+    begin = 0 if experts else begin // BUNDLE_ALIGN * BUNDLE_ALIGN
     return NeuronRows(
         num_neurons=shape.num_neurons,
         cols=up.cols,
@@ -155,7 +201,9 @@ def _layer_rows(manifest: NcfManifest, section_index: int) -> NeuronRows:
         up_row=shape.up_offset,
         down_row=shape.down_offset,
         read_begin=begin,
-        slot_bytes=_end(shape, down) - begin,
+        slot_bytes=shape.bundle_bytes if experts else _end(shape, down) - begin,
+        num_experts=experts["num_experts"] if experts else 1,
+        num_used=experts["num_used"] if experts else 1,
     )
 
 
@@ -183,13 +231,20 @@ class Residency:
 
 
 def choose_residency(
-    rows: NeuronRows, mode: FeedForwardMode, num_layers: int, room: int, hot_clusters: int = 0
+    rows: NeuronRows,
+    mode: FeedForwardMode,
+    num_layers: int,
+    room: int,
+    hot_clusters: int = 0,
+    max_sequences: int = 1,
 ) -> Residency:
     """What to keep in `room` bytes, when not everything fits.
 
     Deciding rows come first: without them a layer must be read whole for every token. The cold
-    region holds at least every neuron of a layer, so a step always finds slots.
+    region holds at least what a layer of a decode step uses, so a step always finds slots.
     """
+    if rows.has_experts:
+        return _expert_residency(rows, num_layers, room, rows.least_slots(max_sequences))
     if mode is FeedForwardMode.DENSE:
         return Residency(max(0, min(num_layers, room // rows.resident_bytes)))
     if mode is FeedForwardMode.PREDICTED:
@@ -202,6 +257,14 @@ def choose_residency(
         return Residency(0)
     slots = (room - num_resident * rows.decide_bytes) // rows.slot_bytes
     return Residency(num_resident, min(slots, num_resident * rows.num_neurons))
+
+
+def _expert_residency(rows: NeuronRows, num_layers: int, room: int, least: int) -> Residency:
+    """Everything, or slots of whole clusters."""
+    slots = room // rows.kept_bytes
+    if slots >= num_layers * rows.num_kept:
+        return Residency(num_layers, 0, rows.num_clusters)
+    return Residency(num_layers, max(least, slots))
 
 
 def _predicted_residency(
@@ -245,12 +308,22 @@ class BundlePlan:
     @property
     def slot_rows(self) -> NeuronRows:
         """The rows as slots hold them: in predicted mode with the deciding one."""
-        return self.rows.whole() if self.is_predicted else self.rows
+        return self.rows.whole() if self.is_whole else self.rows
 
     @property
     def is_predicted(self) -> bool:
         """Whether neurons are named by a predictor."""
         return self.mode is FeedForwardMode.PREDICTED
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether pinned rows and slots have the deciding row too."""
+        return self.is_predicted or self.rows.has_experts
+
+    @property
+    def slots_bytes(self) -> int:
+        """All slots of the neuron cache."""
+        return self.cold_slots * self.slot_rows.kept_bytes
 
     @property
     def pinned_neurons(self) -> int:
@@ -260,8 +333,8 @@ class BundlePlan:
     @property
     def resident_bytes(self) -> int:
         """Feed-forward bytes in memory."""
-        rows, slots = self.rows, self.cold_slots * self.slot_rows.slot_bytes
-        if self.is_predicted:
+        rows, slots = self.rows, self.slots_bytes
+        if self.is_whole:
             return len(self.layers) * self.pinned_neurons * self.slot_rows.slot_bytes + slots
         resident = [layer for layer in self.layers if layer.rows_are is not RowsAre.STREAMED]
         hot = [layer for layer in resident if layer.rows_are is RowsAre.HOT]
@@ -273,10 +346,8 @@ class BundlePlan:
         rows_are = self.layers[layer].rows_are
         if phase is Phase.DECODE:
             return rows_are is RowsAre.STREAMED
-        is_whole = self.is_predicted and not self.cold_slots
-        return (
-            rows_are is not RowsAre.HOT and not is_whole
-        )  # a prompt activates nearly every neuron
+        is_here = rows_are is RowsAre.HOT or (self.is_whole and not self.cold_slots)
+        return not is_here  # a prompt activates nearly every neuron
 
     def pieces(self) -> list[range]:
         """The neurons of a streamed layer that pass through the stage together."""

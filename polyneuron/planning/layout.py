@@ -12,7 +12,7 @@ from polyneuron.backends.notice import NOTICE_BYTES
 from polyneuron.config import EngineConfig, FeedForwardMode, Phase
 from polyneuron.io.ncf_format import Layout, NcfManifest, NcfSection, round_up
 from polyneuron.io.predictor_file import PredictorFile
-from polyneuron.kernels.arena import board_bytes, neuron_reads_bytes
+from polyneuron.kernels.arena import board_bytes, neuron_reads_bytes, routes_bytes
 from polyneuron.kernels.neuron_cache import neuron_cache_bytes
 from polyneuron.kernels.quant import KV_BLOCK_TOKENS, TILE_ROWS, StorageType, kv_block_bytes
 from polyneuron.kernels.trace import trace_ring_bytes
@@ -155,7 +155,9 @@ def num_executors(config: EngineConfig) -> int:
     return config.num_workers + config.num_npu_threads
 
 
-def _activation_strides(spec: ModelSpec, predictors: PredictorFile | None) -> dict[str, int]:
+def _activation_strides(
+    spec: ModelSpec, predictors: PredictorFile | None, rows: NeuronRows | None
+) -> dict[str, int]:
     width, hidden = round_up(spec.d_model, TILE_ROWS), round_up(spec.d_ff, TILE_ROWS)
     heads = round_up(spec.num_heads * spec.head_dim, TILE_ROWS)
     kv_heads = round_up(spec.num_kv_heads * spec.head_dim, TILE_ROWS)
@@ -172,6 +174,20 @@ def _activation_strides(spec: ModelSpec, predictors: PredictorFile | None) -> di
         "predicted": 4 * rank,
         "predicted_acts": act_bytes(rank),
         "logits": 4 * round_up(spec.vocab_size, TILE_ROWS),
+    } | _expert_strides(spec, rows)
+
+
+def _expert_strides(spec: ModelSpec, rows: NeuronRows | None) -> dict[str, int]:
+    if rows is None or spec.experts is None:
+        return {}
+    width, shared = round_up(spec.d_model, TILE_ROWS), spec.experts.shared_d_ff
+    takes_acts = rows.decide_type not in (StorageType.F16, StorageType.F32)
+    return {
+        "router": 4 * round_up(spec.experts.num_experts, TILE_ROWS),
+        "gathered": act_bytes(width) if takes_acts else 4 * width,
+        "shares": 4,
+        "shared": 4 * round_up(shared, TILE_ROWS),
+        "shared_acts": act_bytes(round_up(shared, TILE_ROWS)),
     }
 
 
@@ -179,12 +195,19 @@ def _activation_parts(
     strides: Mapping[str, int], config: EngineConfig, rows: NeuronRows | None
 ) -> list[tuple[str, int]]:
     count = dict.fromkeys(strides, config.max_tokens) | {"logits": config.max_logit_rows}
+    if rows is not None and rows.has_experts:
+        entries = config.max_tokens * rows.num_used
+        count |= {"hidden": entries, "gathered": entries}
     parts = [(name, stride * count[name]) for name, stride in strides.items()]
     if rows is None:
         return parts
     partials = rows.num_clusters * config.max_sequences * rows.cols * 4
     total = config.max_tokens * rows.cols * 4
-    return [*parts, ("partials", partials), ("total", total), ("clusters", cluster_bytes(rows))]
+    parts += [("partials", partials), ("total", total), ("clusters", cluster_bytes(rows))]
+    if rows.has_experts:
+        routes = routes_bytes(rows.num_experts, rows.num_used, config.max_tokens)
+        parts.append(("routes", routes))
+    return parts
 
 
 def _input_parts(config: EngineConfig) -> list[tuple[str, int]]:
@@ -287,7 +310,7 @@ def _board_parts(
     parts += [("activity", LAYER_ACTIVITY_BYTES * spec.num_layers)]
     if slots := residency.cold_slots:
         parts += [
-            ("cache", neuron_cache_bytes(spec.num_layers * rows.num_neurons, slots)),
+            ("cache", neuron_cache_bytes(spec.num_layers * rows.num_kept, slots)),
             ("reads", neuron_reads_bytes(ring_places(slots))),
             ("bundle_offsets", 8 * spec.num_layers),
         ]
@@ -314,7 +337,7 @@ def plan_layout(
     max_ops, boards = _board_parts(spec, config, rows, residency)
     allocator.region("boards", boards)
     allocator.region("inputs", _input_parts(config))
-    strides = _activation_strides(spec, predictors)
+    strides = _activation_strides(spec, predictors, rows)
     allocator.region("activations", _activation_parts(strides, config, rows))
     mailbox = MAILBOX_HEAD_BYTES + 4 * config.num_ctx
     allocator.region("mailbox", [(str(i), mailbox) for i in range(config.max_requests)])

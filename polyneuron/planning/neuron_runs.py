@@ -24,7 +24,7 @@ def row_reader(compiler: Compiler, storage: Any) -> WeightPlace:
 def runs_of(compiler: Compiler, bundles: BundlePlan, layer: int) -> list[Run]:
     """The layer's rows in this phase, all neurons in order."""
     is_streamed = bundles.is_streamed(layer, compiler.phase)
-    if bundles.is_predicted:
+    if bundles.is_whole:
         runs = pinned_run(bundles, layer, range(bundles.pinned_neurons))
         return runs + (_streamed(compiler, bundles, layer) if is_streamed else [])
     if is_streamed:
@@ -82,7 +82,9 @@ def shared_fields(compiler: Compiler, bundles: BundlePlan, layer: int) -> dict[s
     has_gate = rows.decide_row != rows.up_row
     decide = "ffn_gate" if has_gate else "ffn_up"
     flags = OpFlag.ALL_NEURONS if bundles.mode is FeedForwardMode.DENSE else 0
-    tiles = 0 if bundles.is_predicted else bundles.layers[layer].tiles_offset
+    if rows.has_experts:
+        flags |= OpFlag.WHOLE_CLUSTERS
+    tiles = 0 if bundles.is_whole else bundles.layers[layer].tiles_offset
     return {
         "layer": layer, "cols": rows.cols, "flags": flags | (OpFlag.GATE_TILES if tiles else 0),
         "weight": tiles, "weight_type": int(rows.decide_type), "up_type": int(rows.up_type),

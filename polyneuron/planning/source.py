@@ -60,24 +60,35 @@ class ModelSource:
 
     def resolve_mode(self, wanted: FeedForwardMode) -> FeedForwardMode:
         """Exact where the file is in bundles, unless told otherwise; ConfigError with the cure."""
+        if self.spec.experts:
+            return self._mode_of_experts(wanted)
         if self.manifest.layout is Layout.BUNDLES:
             return FeedForwardMode.EXACT if wanted is FeedForwardMode.AUTO else wanted
         if wanted not in (FeedForwardMode.EXACT, FeedForwardMode.PREDICTED):
             return FeedForwardMode.DENSE
         if not self.is_sparse:
-            raise ConfigError(
-                f"--mode {wanted}: {self.spec.feed_forward.name.lower()} activations are never "
-                f"exactly zero, so nothing could be left out; use --mode dense"
-            )
+            raise _never_zero(wanted, self.spec)
         raise ConfigError(
             f"--mode {wanted}: {self.path} keeps its feed-forward weights as tiles; convert its "
             f"source with --layout bundles, or use --mode dense"
         )
 
+    def _mode_of_experts(self, wanted: FeedForwardMode) -> FeedForwardMode:
+        if wanted is FeedForwardMode.PREDICTED:
+            raise ConfigError(
+                "--mode predicted: predictors of experts are not supported; use --mode auto"
+            )
+        if wanted is FeedForwardMode.EXACT and not self.is_sparse:
+            raise _never_zero(wanted, self.spec)
+        sparse = FeedForwardMode.EXACT if self.is_sparse else FeedForwardMode.DENSE
+        return sparse if wanted is FeedForwardMode.AUTO else wanted
+
     def layout_to_run(self, wanted: FeedForwardMode, *, streams: bool) -> Layout | None:
         """The layout a GGUF is converted to before it runs; None: it runs as it is."""
         if self.can_stream:
             return None
+        if self.spec.experts:
+            return Layout.BUNDLES
         sparse_modes = (FeedForwardMode.EXACT, FeedForwardMode.PREDICTED)
         if self.is_sparse and (wanted in sparse_modes or streams):
             return Layout.TILES if wanted is FeedForwardMode.DENSE else Layout.BUNDLES
@@ -101,6 +112,13 @@ class ModelSource:
         ]
 
 
+def _never_zero(wanted: FeedForwardMode, spec: ModelSpec) -> ConfigError:
+    return ConfigError(
+        f"--mode {wanted}: {spec.feed_forward.name.lower()} activations are never exactly zero, "
+        f"so nothing could be left out; use --mode dense"
+    )
+
+
 @lru_cache(maxsize=1)  # a plan lays a model out dozens of times, and its key sums all it says
 def _predictors_of(source: ModelSource) -> PredictorFile:
     path = predictor_path(source.path)
@@ -120,12 +138,14 @@ def open_source(path: Path, layout: Layout = Layout.TILES) -> ModelSource:
     """
     if is_ncf(path):
         ncf = read_ncf(path)
+        spec = spec_of(ncf)
         if ncf.manifest.layout is Layout.BUNDLES:
             neuron_rows(ncf.manifest)  # refuses layers that are not alike
-        return ModelSource(path, spec_of(ncf), ncf.metadata, ncf.manifest, None)
+        return ModelSource(path, spec, ncf.metadata, ncf.manifest, None)
     header = read_header(path)
     check_supported(header)
     spec = describe(header)
+    layout = Layout.BUNDLES if spec.experts else layout
     plan = plan_gguf(header, spec, layout, NcfSource("gguf", header.file_bytes, ""))
     if layout is Layout.BUNDLES:
         neuron_rows(plan.manifest)
@@ -141,6 +161,8 @@ def _bundle_reads(layout: ArenaLayout) -> list[BundleRead]:
         for index, layer in enumerate(bundles.layers)
         if not layer.rows_are.passes_through
     ]
+    if bundles.rows.has_experts and bundles.cold_slots:
+        return []  # experts come as tokens choose them
     num_warm = bundles.cold_slots // max(1, len(resident))
     return [_bundle_read(layout, bundles, index, num_warm) for index, _ in resident]
 
@@ -150,7 +172,7 @@ def _bundle_read(layout: ArenaLayout, bundles: BundlePlan, index: int, num_warm:
     has_tiles = layer.tiles_offset > 0
     place = (slots.read_begin, slots.slot_bytes)
     first_warm = bundles.pinned_neurons
-    pinned = range(first_warm if bundles.is_predicted else rows.num_neurons)
+    pinned = range(first_warm if bundles.is_whole else rows.num_neurons)
     warm = range(first_warm, min(first_warm + num_warm, rows.num_neurons))
     return BundleRead(
         section=layer.section, cols=rows.cols, decide_type=rows.decide_type,

@@ -16,6 +16,7 @@ from polyneuron.io.ncf_format import round_up
 from polyneuron.io.predictor_file import PredictorFile, PredictorInput
 from polyneuron.kernels.arena import Arena, OpFlag, OpKind, Unit
 from polyneuron.model.spec import ModelSpec
+from polyneuron.planning.expert_program import add_expert_feed_forward
 from polyneuron.planning.layout import ArenaLayout, WeightPlace
 from polyneuron.planning.predict_program import add_predictor, predictor_readers
 from polyneuron.planning.row_program import add_row_feed_forward
@@ -69,6 +70,8 @@ class StepOp:
     cache: int = 0
     reads: int = 0
     activity: int = 0
+    expert_neurons: int = 0
+    routes: int = 0
     eps: float = 0.0
     scale: float = 0.0
 
@@ -197,9 +200,12 @@ class Compiler:
             "num_heads": spec.num_heads, "num_kv_heads": spec.num_kv_heads,
             "head_dim": spec.head_dim,
         }  # fmt: skip
+        norms = [self.vector(f"{prefix}attn_{part}_norm.weight") for part in "qk"]
+        if spec.is_qk_norm_wide:
+            self.wide_norms(layer, (q, k), norms)
+            norms = [0, 0]
         self.add(
-            kind=OpKind.ROPE_KV, out=k, out_acts=v, bias=self.vector(f"{prefix}attn_q_norm.weight"),
-            up_bias=self.vector(f"{prefix}attn_k_norm.weight"), rope=layout.at("fixed.rope"),
+            kind=OpKind.ROPE_KV, out=k, out_acts=v, bias=norms[0], up_bias=norms[1], rope=layout.at("fixed.rope"),
             rotary_dim=spec.rope.rotary_dim, rope_layout=int(spec.rope.layout),
             eps=spec.norm_eps, **heads,
         )  # fmt: skip
@@ -218,11 +224,23 @@ class Compiler:
             )  # fmt: skip
         self.residual(layer, output, "attended", f"{prefix}attn_output.bias")
 
-    def residual(self, layer: int, place: WeightPlace, source: str, bias: str) -> None:
+    def wide_norms(self, layer: int, places: tuple[int, int], norms: list[int]) -> None:
+        """Norms over all heads of q and of k, in their places."""
+        stride = self.layout.strides["qkv"]
+        for index, cols in enumerate((self.spec.q_dim, self.spec.kv_dim)):
+            self.add(
+                kind=OpKind.NORM, layer=layer, weight=norms[index], cols=cols,
+                eps=self.spec.norm_eps, in_=places[index], in_stride=stride, out=places[index],
+                out_stride=stride, flags=OpFlag.WRITE_F32, together=index > 0,
+            )  # fmt: skip
+
+    def residual(
+        self, layer: int, place: WeightPlace, source: str, bias: str, **values: Any
+    ) -> None:
         last = OpFlag.STREAM_LAST if place.stream_index else 0
         self.matmul(
             layer, place, source, bias=self.vector(bias), flags=OpFlag.RESIDUAL | last,
-            **self.buffer("stream"),
+            **self.buffer("stream"), **values,
         )  # fmt: skip
 
     def heads_per_unit(self) -> int:
@@ -233,17 +251,27 @@ class Compiler:
         return group if self.spec.num_kv_heads >= 4 * self.layout.config.num_workers else 1
 
     def feed_forward(self, layer: int) -> None:
+        if self.spec.experts and self.layout.bundles:
+            return add_expert_feed_forward(self, self.layout.bundles, layer)
         if self.layout.bundles:
             return add_row_feed_forward(self, self.layout.bundles, layer)
         return self.tile_feed_forward(layer)
 
     def tile_feed_forward(self, layer: int) -> None:
         prefix = f"blk.{layer}."
-        up = self.weight(f"{prefix}ffn_up.weight")
-        down = self.weight(f"{prefix}ffn_down.weight")
-        gate = self.layout.weights.get(f"{prefix}ffn_gate.weight")
+        named = [self.layout.weights.get(f"{prefix}ffn_{part}.weight") for part in ("gate", "up")]
+        self.norm(layer, f"{prefix}ffn_norm.weight", [place for place in named if place])
+        self.tile_block(layer)
+
+    def tile_block(
+        self, layer: int, suffix: str = "", hidden: str = "hidden", **values: Any
+    ) -> None:
+        """Gate, up and down of matrices in tiles; `values`: more fields of the down product."""
+        prefix = f"blk.{layer}."
+        up = self.weight(f"{prefix}ffn_up{suffix}.weight")
+        down = self.weight(f"{prefix}ffn_down{suffix}.weight")
+        gate = self.layout.weights.get(f"{prefix}ffn_gate{suffix}.weight")
         readers = [place for place in (gate, up) if place]
-        self.norm(layer, f"{prefix}ffn_norm.weight", readers)
         if len({place.takes_acts for place in readers}) > 1:
             raise AssertionError("gate and up of one layer are stored alike")
         self.add(
@@ -252,9 +280,9 @@ class Compiler:
             up_weight=up.offset, up_type=int(up.storage or 0), stream_index=up.stream_index,
             bias=self.vector(f"{prefix}ffn_gate.bias"), up_bias=self.vector(f"{prefix}ffn_up.bias"),
             activation=int(self.spec.feed_forward), **self.source("normed", up),
-            **self.outputs("hidden", [down]),
+            **self.outputs(hidden, [down]),
         )  # fmt: skip
-        self.residual(layer, down, "hidden", f"{prefix}ffn_down.bias")
+        self.residual(layer, down, hidden, f"{prefix}ffn_down.bias", **values)
 
     def compile(self) -> list[StepOp]:
         embed = self.weight("token_embd.weight")

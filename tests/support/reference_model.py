@@ -30,6 +30,8 @@ class ReferenceModel:
         self.spec = describe(header)
         self.names = tensor_map(self.spec)
         self.dtype = dtype
+        self.cache_dtype = dtype
+        """What keys and values are rounded to; an engine's cache has float16."""
         self._header = header
         self.weights = self._load(tuple(tensor_shapes(self.spec)))
 
@@ -61,6 +63,35 @@ class ReferenceModel:
         layer = self.names.layers[layer_id]
         gate = x @ self.weights[layer.ffn_gate].T if layer.ffn_gate is not None else None
         return gate, x @ self.weights[layer.ffn_up].T
+
+    def expert_weights(self, layer: LayerTensors, x: Floats) -> Floats:
+        """x (n, d_model) -> (n, num_experts), zero where a token has not chosen an expert."""
+        experts = self.spec.experts
+        assert experts is not None and layer.router is not None
+        logits = x @ self.weights[layer.router].T
+        shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        shares /= shares.sum(axis=-1, keepdims=True)
+        chosen = np.argsort(-logits, axis=-1, kind="stable")[:, : experts.num_used]
+        weights = np.zeros_like(shares)
+        np.put_along_axis(weights, chosen, np.take_along_axis(shares, chosen, 1), 1)
+        if experts.is_normalised:
+            weights /= weights.sum(axis=-1, keepdims=True)
+        return weights
+
+    def _mixture(self, layer: LayerTensors, x: Floats) -> Floats:
+        weights = self.expert_weights(layer, x)
+        out: Floats = np.zeros_like(x)
+        for expert in range(weights.shape[1]):
+            names = (layer.ffn_gate, layer.ffn_up, layer.ffn_down)
+            matrices = [self.weights[name][expert] if name else None for name in names]
+            out = out + weights[:, expert : expert + 1] * self._block(x, *matrices)
+        if layer.shared_gate is None:
+            return out
+        assert layer.shared_ffn_up is not None and layer.shared_ffn_down is not None
+        names = (layer.shared_ffn_gate, layer.shared_ffn_up, layer.shared_ffn_down)
+        shared = self._block(x, *(self.weights[name] if name else None for name in names))
+        share = 1.0 / (1.0 + np.exp(-(x @ self.weights[layer.shared_gate])))
+        return out + share[:, None].astype(self.dtype) * shared
 
     def _rotations(self, num_positions: int) -> tuple[Floats, Floats]:
         frequencies, magnitude = rope_frequencies(self.spec.rope)
@@ -100,9 +131,14 @@ class ReferenceModel:
         k = k.reshape(num_tokens, spec.num_kv_heads, spec.head_dim)
         v = v.reshape(num_tokens, spec.num_kv_heads, spec.head_dim)
         if layer.attn_q_norm is not None and layer.attn_k_norm is not None:
+            if spec.is_qk_norm_wide:
+                q, k = (part.reshape(num_tokens, 1, -1) for part in (q, k))
             q, k = self._norm(q, layer.attn_q_norm), self._norm(k, layer.attn_k_norm)
+        q = q.reshape(num_tokens, spec.num_heads, spec.head_dim)
+        k = k.reshape(num_tokens, spec.num_kv_heads, spec.head_dim)
         q, k = self._rotate(q, cos, sin), self._rotate(k, cos, sin)
         group = spec.num_heads // spec.num_kv_heads
+        k, v = (part.astype(self.cache_dtype).astype(self.dtype) for part in (k, v))
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
         scale = np.asarray(1.0 / np.sqrt(spec.head_dim), self.dtype)
         scores = np.einsum("qhd,khd->hqk", q, k) * scale
@@ -113,7 +149,17 @@ class ReferenceModel:
         return self._project(mixed, layer.attn_output, layer.attn_output_bias)
 
     def _feed_forward(self, layer: LayerTensors, x: Floats) -> Floats:
-        gate, up = self.gate_and_up(self.names.layers.index(layer), x)
+        if self.spec.experts:
+            return self._mixture(layer, x)
+        names = (layer.ffn_gate, layer.ffn_up, layer.ffn_down)
+        return self._block(x, *(self.weights[name] if name else None for name in names))
+
+    def _block(
+        self, x: Floats, gate_rows: Floats | None, up_rows: Floats | None, down: Floats | None
+    ) -> Floats:
+        assert up_rows is not None and down is not None
+        gate = x @ gate_rows.T if gate_rows is not None else None
+        up = x @ up_rows.T
         zero = np.asarray(0.0, self.dtype)
         match self.spec.feed_forward:
             case FeedForwardKind.SILU:
@@ -127,5 +173,5 @@ class ReferenceModel:
                 hidden = np.maximum(gate, zero) * np.maximum(up, zero)
             case FeedForwardKind.RELU:
                 hidden = np.maximum(up, zero)
-        out: Floats = hidden.astype(self.dtype) @ self.weights[layer.ffn_down].T
+        out: Floats = hidden.astype(self.dtype) @ down.T
         return out

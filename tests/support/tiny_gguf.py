@@ -10,8 +10,9 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType
 from numpy.typing import NDArray
 
-from polyneuron.model.architecture import ACTIVATIONS, FAMILIES, Presence
+from polyneuron.model.architecture import ACTIVATIONS, FAMILIES, Family, Presence
 from polyneuron.model.spec import (
+    ExpertSpec,
     ModelSpec,
     RopeScaling,
     RopeSpec,
@@ -42,6 +43,10 @@ class TinyModel:
     output_bias: bool = False
     activation: str | None = None
     """Value of `<family>.feed_forward_activation`; None leaves the family's own."""
+    num_experts: int = 0
+    """0: no mixture of experts; else `d_ff` is the width of one."""
+    num_used: int = 2
+    shared_d_ff: int = 0
     has_gate: bool = True
     """Without a gate matrix `activation` must be "relu"."""
     rope_scaling: RopeScaling = RopeScaling.NONE
@@ -76,10 +81,18 @@ class TinyModel:
             rope=self._rope(),
             feed_forward=feed_forward,
             qk_norm=family.qk_norm,
+            is_qk_norm_wide=family.is_qk_norm_wide,
+            experts=self._experts(family),
             qkv_bias=bias,
             output_bias=self.output_bias,
             tied_head=self.tied_head,
         )
+
+    def _experts(self, family: Family) -> ExpertSpec | None:
+        if not self.num_experts:
+            return None
+        sizes = (self.num_experts, self.num_used)
+        return ExpertSpec(*sizes, family.is_normalised, self.shared_d_ff)
 
     def _rope(self) -> RopeSpec:
         rotary_dim = self.rotary_dim or self.head_dim
@@ -171,6 +184,12 @@ def _add_keys(writer: GGUFWriter, model: TinyModel) -> None:
     writer.add_value_length(model.head_dim)
     writer.add_rope_freq_base(model.rope_base)
     writer.add_vocab_size(len(model.vocabulary.tokens))
+    if model.num_experts:
+        writer.add_expert_count(model.num_experts)
+        writer.add_expert_used_count(model.num_used)
+        writer.add_expert_feed_forward_length(model.d_ff)
+    if model.shared_d_ff:
+        writer.add_expert_shared_feed_forward_length(model.shared_d_ff)
     if model.rotary_dim is not None:
         writer.add_rope_dimension_count(model.rotary_dim)
     if model.activation is not None:

@@ -1,0 +1,34 @@
+"""What a GGUF says of its mixture of experts."""
+
+from polyneuron.kernels.arena import MAX_EXPERTS
+from polyneuron.kernels.quant import TILE_ROWS
+from polyneuron.model.metadata import ModelKeys
+from polyneuron.model.spec import ExpertSpec
+
+SHARED_GATE = "blk.0.ffn_gate_inp_shexp.weight"
+
+
+def read_experts(keys: ModelKeys, is_normalised: bool) -> ExpertSpec:
+    """The mixture of a model; `is_normalised`: what the family does unless the file tells."""
+    num_experts, num_used = keys.count("expert_count"), keys.count("expert_used_count")
+    if num_experts > MAX_EXPERTS:
+        keys.unsupported(f"{num_experts} experts a layer; at most {MAX_EXPERTS} are supported")
+    if num_used > num_experts:
+        keys.fail(f"a token uses {num_used} experts of {num_experts}")
+    has_shared = SHARED_GATE in keys.header.by_name
+    shared = keys.count("expert_shared_feed_forward_length") if has_shared else 0
+    told = keys.get("expert_weights_norm")
+    normalised = told if isinstance(told, bool) else is_normalised
+    return ExpertSpec(num_experts, num_used, normalised, shared)
+
+
+def expert_width(keys: ModelKeys) -> int:
+    """Neurons of one expert: whole tiles, so that experts lie apart from each other."""
+    named = "expert_feed_forward_length"
+    width = keys.count(named if keys.get(named) is not None else "feed_forward_length")
+    if width % TILE_ROWS:
+        keys.unsupported(
+            f"experts of {width} neurons; only widths that are multiples of {TILE_ROWS} are "
+            "supported"
+        )
+    return width
