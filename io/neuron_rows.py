@@ -94,7 +94,7 @@ def pack_columns(tensor: GgufTensor, storage: StorageType, values: F32, out: Byt
 
 
 def matrices_of(tensor: GgufTensor, out: Bytes) -> Iterator[tuple[GgufTensor, Bytes]]:
-    """The matrices of a stack, or the one that a tensor is, each with its share of rows in `out`."""
+    """The matrices of a stack, or the one a tensor is, each with its share of rows in `out`."""
     count = math.prod(tensor.shape[:-2])
     num_bytes, num_rows = tensor.num_bytes // count, tensor.num_cols
     for index in range(count):

@@ -27,7 +27,7 @@ enum op_kind {
                              where it is missing, ordered; a unit a cluster */
     OP_AWAIT_ROWS = 14,   /* wait for all that was ordered: the barrier that a pipeline without
                              clusters has, a unit a cluster */
-    /* Mixtures of experts (neuron_experts.c); ops over rows with `routes` compute chosen experts: */
+    /* Mixtures of experts (neuron_experts.c); ops with `routes` compute chosen experts: */
     OP_ROUTE = 20,        /* router logits of all tokens -> routes, one unit */
     OP_EXPERTS = 21,      /* the clusters of chosen experts are looked up and, where they are
                              missing, ordered; a unit a cluster, as all ops for a few tokens */

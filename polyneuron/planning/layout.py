@@ -330,9 +330,9 @@ def plan_layout(
     mode needs the predictors.
     """
     assert (predictors is not None) == (config.mode is FeedForwardMode.PREDICTED)
-    residency = residency or Residency(spec.num_layers)
-    assert manifest.layout is Layout.BUNDLES or residency.cold_slots == 0
     rows = neuron_rows(manifest) if manifest.layout is Layout.BUNDLES else None
+    residency = residency or Residency(spec.num_layers, 0, rows.num_clusters if rows else 0)
+    assert manifest.layout is Layout.BUNDLES or residency.cold_slots == 0
     allocator = Allocator()
     max_ops, boards = _board_parts(spec, config, rows, residency)
     allocator.region("boards", boards)

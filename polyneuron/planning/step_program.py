@@ -205,8 +205,9 @@ class Compiler:
             self.wide_norms(layer, (q, k), norms)
             norms = [0, 0]
         self.add(
-            kind=OpKind.ROPE_KV, out=k, out_acts=v, bias=norms[0], up_bias=norms[1], rope=layout.at("fixed.rope"),
-            rotary_dim=spec.rope.rotary_dim, rope_layout=int(spec.rope.layout),
+            kind=OpKind.ROPE_KV, out=k, out_acts=v, bias=norms[0], up_bias=norms[1],
+            rope=layout.at("fixed.rope"), rotary_dim=spec.rope.rotary_dim,
+            rope_layout=int(spec.rope.layout),
             eps=spec.norm_eps, **heads,
         )  # fmt: skip
         output = self.weight(f"{prefix}attn_output.weight")

@@ -18,6 +18,7 @@ _SMALL = TinyModel(
     embedding_type="F16",
 )
 _QWEN2 = replace(_SMALL, family="qwen2", seed=6)
+_MIXTURE = replace(_SMALL, num_experts=4, d_ff=32, tied_head=False)
 
 FAMILY_CASES: dict[str, TinyModel] = {
     "llama_tied": replace(_SMALL, seed=1),
@@ -31,6 +32,11 @@ FAMILY_CASES: dict[str, TinyModel] = {
     "qwen3": replace(_SMALL, family="qwen3", seed=9, head_dim=16),
     "bamboo": replace(_SMALL, family="bamboo", seed=10, tied_head=False),
     "llama_reglu": replace(_SMALL, seed=11, activation="relu"),
+    "mixtral": replace(_MIXTURE, seed=13),
+    "qwen3moe": replace(_MIXTURE, family="qwen3moe", seed=14, num_used=3, head_dim=16),
+    "olmoe": replace(_MIXTURE, family="olmoe", seed=15),
+    "qwen2moe": replace(_MIXTURE, family="qwen2moe", seed=16, shared_d_ff=64),
+    "turbosparsemixtral": replace(_MIXTURE, family="turbosparsemixtral", seed=17),
     "llama_relu_no_gate": replace(_SMALL, seed=12, activation="relu", has_gate=False),
 }
 NUM_TOKENS = 40  # more than one KV block of 32

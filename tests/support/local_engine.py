@@ -5,6 +5,7 @@ Coordinator state, step runner, sampling, mailboxes and the C interpreter are th
 
 import itertools
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -39,10 +40,11 @@ from polyneuron.kernels import isa
 from polyneuron.kernels.arena import Arena, ServeStatus, Unit
 from polyneuron.kernels.backend_calls import BackendCalls
 from polyneuron.kernels.neuron_cache import NeuronCache
+from polyneuron.model.convert import convert
 from polyneuron.model.sampling import SamplingParams
 from polyneuron.planning.budget import fit
 from polyneuron.planning.layout import ArenaLayout, num_executors
-from polyneuron.planning.source import open_source
+from polyneuron.planning.source import ModelSource, open_source
 
 SERVE_SLICE_NS = 1_000_000_000
 JOIN_TIMEOUT_S = 10.0
@@ -80,7 +82,8 @@ class LocalEngine:
         self._wrap = wrap
         """Around the device layers are streamed from."""
         self.isa = isa.select(isa_name)
-        self.source = open_source(Path(path))
+        self._folder = tempfile.TemporaryDirectory(prefix="polyneuron-test-")
+        self.source = self._runnable(Path(path))
         self.spec = self.source.spec
         self.config = replace(SMALL, **settings)
         self.budget = fit(self.source, self.config, AMPLE_BYTES, 0)
@@ -127,6 +130,15 @@ class LocalEngine:
     def notice(self) -> str:
         """Why the back end gave up; empty: it did not."""
         return read_notice(self.arena, self.layout.at("inputs.npu_notice"))
+
+    def _runnable(self, path: Path) -> ModelSource:
+        """The model; a GGUF of experts is converted, as a run does."""
+        source = open_source(path)
+        if source.header is None or source.spec.experts is None:
+            return source
+        converted = Path(self._folder.name) / "model.ncf"
+        convert(path, converted)
+        return open_source(converted)
 
     def _read_weights(self) -> None:
         reads, path = self.source.reads(self.layout), self.source.path
@@ -259,6 +271,7 @@ class LocalEngine:
             self.server.close()
         self._trace.close()
         self._local.close()
+        self._folder.cleanup()
 
     def __enter__(self) -> Self:
         return self

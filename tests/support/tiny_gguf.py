@@ -43,8 +43,8 @@ class TinyModel:
     output_bias: bool = False
     activation: str | None = None
     """Value of `<family>.feed_forward_activation`; None leaves the family's own."""
-    num_experts: int = 0
-    """0: no mixture of experts; else `d_ff` is the width of one."""
+    num_experts: int | None = None
+    """0: no mixture of experts; else `d_ff` is the width of one. None: as the family has it."""
     num_used: int = 2
     shared_d_ff: int = 0
     has_gate: bool = True
@@ -89,9 +89,11 @@ class TinyModel:
         )
 
     def _experts(self, family: Family) -> ExpertSpec | None:
-        if not self.num_experts:
+        is_mixture = family.experts is Presence.REQUIRED
+        num_experts = 4 * is_mixture if self.num_experts is None else self.num_experts
+        if not num_experts:
             return None
-        sizes = (self.num_experts, self.num_used)
+        sizes = (num_experts, self.num_used)
         return ExpertSpec(*sizes, family.is_normalised, self.shared_d_ff)
 
     def _rope(self) -> RopeSpec:
@@ -184,9 +186,9 @@ def _add_keys(writer: GGUFWriter, model: TinyModel) -> None:
     writer.add_value_length(model.head_dim)
     writer.add_rope_freq_base(model.rope_base)
     writer.add_vocab_size(len(model.vocabulary.tokens))
-    if model.num_experts:
-        writer.add_expert_count(model.num_experts)
-        writer.add_expert_used_count(model.num_used)
+    if experts := model.spec().experts:
+        writer.add_expert_count(experts.num_experts)
+        writer.add_expert_used_count(experts.num_used)
         writer.add_expert_feed_forward_length(model.d_ff)
     if model.shared_d_ff:
         writer.add_expert_shared_feed_forward_length(model.shared_d_ff)

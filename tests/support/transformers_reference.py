@@ -10,10 +10,18 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from polyneuron.kernels.gemv import FeedForwardKind, RopeLayout
@@ -27,7 +35,32 @@ _CLASSES: dict[str, tuple[Any, Any]] = {
     "mistral": (MistralConfig, MistralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "olmoe": (OlmoeConfig, OlmoeForCausalLM),
+    "qwen2moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM),
+    "qwen3moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    "turbosparsemixtral": (MixtralConfig, MixtralForCausalLM),
 }
+_MIXTRAL = (MixtralConfig, MixtralForCausalLM)
+
+
+class _DreluExperts(torch.nn.Module):
+    """Mixtral's experts with ReLU on both products, which `transformers` has not."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        assert spec.experts is not None
+        count, width = spec.experts.num_experts, spec.d_ff
+        self.gate_up_proj = torch.nn.Parameter(torch.empty(count, 2 * width, spec.d_model))
+        self.down_proj = torch.nn.Parameter(torch.empty(count, spec.d_model, width))
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> Any:
+        out = torch.zeros_like(x)
+        for token, (experts, shares) in enumerate(zip(chosen, weights, strict=True)):
+            for expert, share in zip(experts, shares, strict=True):
+                both = torch.relu(self.gate_up_proj[expert] @ x[token])
+                gate, up = both.chunk(2)
+                out[token] += share * (self.down_proj[expert] @ (gate * up))
+        return out
 
 
 class _ReluFeedForward(torch.nn.Module):
@@ -51,9 +84,13 @@ def transformers_logits(
     spec: ModelSpec, weights: Weights, token_ids: NDArray[Any], dtype: torch.dtype
 ) -> NDArray[np.float64]:
     """Logits (n, vocab_size) of GGUF `weights` by the matching class of `transformers`."""
-    config_class, model_class = _CLASSES[spec.family]
+    is_mixtral = spec.family == "llama" and spec.experts is not None
+    config_class, model_class = _MIXTRAL if is_mixtral else _CLASSES[spec.family]
     model = model_class(config_class(**_config(spec)))
-    if spec.feed_forward in (FeedForwardKind.DRELU, FeedForwardKind.RELU):
+    if spec.experts and spec.feed_forward is FeedForwardKind.DRELU:
+        for layer in model.model.layers:
+            layer.mlp.experts = _DreluExperts(spec)
+    elif spec.feed_forward in (FeedForwardKind.DRELU, FeedForwardKind.RELU):
         for layer in model.model.layers:
             layer.mlp = _ReluFeedForward(spec)
     model.load_state_dict(_state(spec, weights), strict=True)
@@ -81,7 +118,17 @@ def _config(spec: ModelSpec) -> dict[str, Any]:
         "tie_word_embeddings": spec.tied_head,
         "attn_implementation": "eager",
     }
-    if spec.family in ("llama", "bamboo"):
+    if spec.experts:
+        config |= {
+            "experts_implementation": "eager",
+            "num_local_experts": spec.experts.num_experts,
+            "num_experts": spec.experts.num_experts,
+            "num_experts_per_tok": spec.experts.num_used,
+            "norm_topk_prob": spec.experts.is_normalised,
+            "moe_intermediate_size": spec.d_ff,
+            "shared_expert_intermediate_size": spec.experts.shared_d_ff,
+        }
+    if spec.family in ("llama", "bamboo") and not spec.experts:
         config["attention_bias"] = spec.qkv_bias
     if spec.family == "mistral":
         config["sliding_window"] = None
@@ -114,15 +161,35 @@ def _state(spec: ModelSpec, weights: Weights) -> dict[str, torch.Tensor]:
             if name is None:
                 continue
             values = weights[name]
+            if role.endswith("shared_expert_gate.weight"):
+                values = values[None]
             if role.startswith(("self_attn.q_proj", "self_attn.k_proj")):
                 heads = spec.num_heads if "q_proj" in role else spec.num_kv_heads
                 values = _to_halves(spec, values, heads)
             state[f"model.layers.{layer_id}.{role}"] = values
+        if layer.ffn_gate is not None and spec.experts:
+            halves = [weights[layer.ffn_gate], weights[layer.ffn_up]]
+            experts = f"model.layers.{layer_id}.mlp.experts."
+            state[experts + "gate_up_proj"] = np.concatenate(halves, axis=1)
+            state[experts + "down_proj"] = weights[layer.ffn_down]
     return {key: torch.tensor(np.ascontiguousarray(value)) for key, value in state.items()}
 
 
 def _layer_names(layer: LayerTensors) -> dict[str, str | None]:
-    return {
+    is_dense = layer.router is None
+    feed_forward = {
+        "mlp.gate_proj.weight": layer.ffn_gate,
+        "mlp.up_proj.weight": layer.ffn_up,
+        "mlp.down_proj.weight": layer.ffn_down,
+    }
+    experts = {
+        "mlp.gate.weight": layer.router,
+        "mlp.shared_expert.gate_proj.weight": layer.shared_ffn_gate,
+        "mlp.shared_expert.up_proj.weight": layer.shared_ffn_up,
+        "mlp.shared_expert.down_proj.weight": layer.shared_ffn_down,
+        "mlp.shared_expert_gate.weight": layer.shared_gate,
+    }
+    return (feed_forward if is_dense else experts) | {
         "input_layernorm.weight": layer.attn_norm,
         "post_attention_layernorm.weight": layer.ffn_norm,
         "self_attn.q_proj.weight": layer.attn_q,
@@ -135,9 +202,6 @@ def _layer_names(layer: LayerTensors) -> dict[str, str | None]:
         "self_attn.o_proj.bias": layer.attn_output_bias,
         "self_attn.q_norm.weight": layer.attn_q_norm,
         "self_attn.k_norm.weight": layer.attn_k_norm,
-        "mlp.gate_proj.weight": layer.ffn_gate,
-        "mlp.up_proj.weight": layer.ffn_up,
-        "mlp.down_proj.weight": layer.ffn_down,
     }
 
 

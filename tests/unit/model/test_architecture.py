@@ -143,7 +143,7 @@ class TestRefusals:
             ({"general.type": "imatrix"}, "importance matrix"),
             ({"general.architecture": None}, "missing: general.architecture"),
             ({"general.architecture": ""}, "missing: general.architecture"),
-            ({"llama.expert_count": 8}, "llama.expert_count"),
+            ({"llama.expert_group_count": 8}, "llama.expert_group_count"),
             ({"llama.attention.sliding_window": 64}, "sliding-window"),
             ({"llama.attention.value_length": 8}, "attention.value_length"),
             ({"llama.attention.head_count_kv": [2, 1]}, "differs between layers"),

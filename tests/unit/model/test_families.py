@@ -47,6 +47,15 @@ def _silu(spec: ModelSpec) -> ModelSpec:
     return replace(spec, feed_forward=FeedForwardKind.SILU)
 
 
+def _normalised(spec: ModelSpec, is_normalised: bool = True) -> ModelSpec:
+    assert spec.experts is not None
+    return replace(spec, experts=replace(spec.experts, is_normalised=is_normalised))
+
+
+def _shares(spec: ModelSpec) -> ModelSpec:
+    return _normalised(spec, False)
+
+
 @pytest.mark.parametrize(
     ("case", "change"),
     [
@@ -57,6 +66,9 @@ def _silu(spec: ModelSpec) -> ModelSpec:
         ("qwen2_yarn", _no_scaling),
         ("bamboo", _silu),
         ("llama_reglu", _silu),
+        ("mixtral", _shares),
+        ("qwen2moe", _normalised),
+        ("turbosparsemixtral", _silu),
     ],
 )
 def test_goldens_tell_variants_apart(case: str, change: object) -> None:
