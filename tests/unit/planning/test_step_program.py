@@ -8,7 +8,7 @@ import pytest
 
 from polyneuron.config import EngineConfig, Phase
 from polyneuron.io.ncf_format import round_up
-from polyneuron.kernels.arena import OpFlag, OpKind, Unit
+from polyneuron.kernels.arena import OpFlag, OpKind, Unit, routes_bytes
 from polyneuron.model.spec import ModelSpec
 from polyneuron.planning.bundles import Residency
 from polyneuron.planning.layout import ArenaLayout, plan_layout
@@ -72,12 +72,42 @@ def written(layout: ArenaLayout, op: StepOp) -> list[Span]:
             return [span(op.out_acts, op.out_acts_stride, rows, op.cols // 32 * 40)]
         case OpKind.FEED_FORWARD:
             width = round_up(op.rows, 32)
+        case _:
+            return written_of_experts(layout, op)
     spans = []
     if op.flags & OpFlag.WRITE_F32 or op.kind is OpKind.ATTENTION:
         spans.append(span(op.out, op.out_stride, rows, 4 * width))
     if op.flags & OpFlag.WRITE_ACTS:
         spans.append(span(op.out_acts, op.out_acts_stride, rows, width // 32 * 40))
     return spans
+
+
+def written_of_experts(layout: ArenaLayout, op: StepOp) -> list[Span]:
+    """The same of ops of a mixture of experts; an entry is a token with one of its experts."""
+    tokens, sequences = layout.config.max_tokens, layout.config.max_sequences
+    entries = tokens * op.num_heads
+    match op.kind:
+        case OpKind.ROUTE:
+            num_bytes = routes_bytes(op.rows, op.num_heads, tokens)
+            return [(op.routes, op.routes + num_bytes)]
+        case OpKind.SIGMOID:
+            return [span(op.out, op.out_stride, tokens, 4)]
+        case OpKind.GATHER:
+            return [span(op.out, op.out_stride, entries, op.in_stride)]
+        case OpKind.ROWS_UP:
+            return [span(op.out, op.out_stride, entries, 4 * op.expert_neurons)]
+        case OpKind.ROWS_DOWN:
+            totals = span(op.partials, 4 * op.cols, tokens, 4 * op.cols)
+            return [totals, span(op.out, op.out_stride, tokens, 4 * op.cols)]
+        case OpKind.EXPERTS:
+            num_clusters = op.layer_neurons // op.cluster_neurons
+            return [(op.clusters, op.clusters + 64 * num_clusters + 8 * op.layer_neurons)]
+        case OpKind.CLUSTERS:
+            rows = op.layer_neurons // op.cluster_neurons * sequences
+            return [span(op.partials, 4 * op.cols, rows, 4 * op.cols)]
+        case OpKind.MERGE:
+            return [span(op.out, op.out_stride, sequences, 4 * op.cols)]
+    raise AssertionError(f"{op.kind.name} is in no program of these models")
 
 
 def buffer_of(layout: ArenaLayout, offset: int) -> Span:
@@ -127,9 +157,16 @@ class TestPrograms:
                 assert op.cols == main.cols
                 last = max(w.end for w in layout.weights.values())
                 assert main.offset + main.num_bytes <= last
+            if op.cluster_neurons:  # rows of experts
+                hot = layout.spans["hot"]
+                assert op.weight == 0
+                assert hot.offset <= op.up_weight < hot.offset + hot.num_bytes
+                continue
             for offset in (op.weight, op.up_weight):
                 assert offset == 0 or offset in places
-            biases = (op.bias, op.up_bias)
+            factors = layout.spans.get("activations.shares")
+            is_scaled = factors is not None and op.up_bias == factors.offset
+            biases = (op.bias, 0 if is_scaled else op.up_bias)
             assert all(b == 0 or places[b].storage is None for b in biases)
 
     def test_kv_layers_are_disjoint(self, case: str, phase: Phase) -> None:
