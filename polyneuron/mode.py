@@ -93,16 +93,19 @@ class Mode:
         )
 
     def _cached(self, weights: str) -> str:
-        """Gates in memory, other rows in the neuron cache."""
+        """Gates in memory, other rows in the neuron cache; of experts what was used lately."""
         budget = self.budget
         cold = show_size(budget.layout.spans["cold"].num_bytes)
         kept = f"gates of {budget.num_resident} of {budget.num_layers} layers in memory"
+        what = "their neurons"
+        if experts := self.source.spec.experts:
+            kept, what = f"{experts.num_used} of {experts.num_experts} experts a token", "experts"
         if predictors := budget.layout.predictors:
             hot = budget.residency.pinned_clusters
             kept = f"{predictors.info.kind} predictor, {hot} hot clusters a layer"
         parts = [
             kept,
-            f"neuron cache {cold} ({budget.cached_share:.0%} of their neurons)",
+            f"neuron cache {cold} ({budget.cached_share:.0%} of {what})",
         ]
         if budget.is_cache_small:
             parts.append("warning: less than one token uses")

@@ -195,6 +195,9 @@ class Budget:
     def _hot_row(self) -> str:
         """What the hot region has."""
         resident = f"({self.num_resident} of {self.num_layers})"
+        bundles = self.layout.bundles
+        if self.cold_slots and bundles is not None and bundles.rows.has_experts:
+            return "resident experts"
         if self.mode is FeedForwardMode.PREDICTED and self.cold_slots:
             return f"hot clusters ({self.residency.pinned_clusters} of each layer)"
         if self.cold_slots:
@@ -207,8 +210,9 @@ class Budget:
         named = ("fixed", "hot", "cold", "stage", "kv")
         others = self.layout.num_bytes - sum(spans[name].num_bytes for name in named)
         predictors = spans["fixed.predictors"].num_bytes
-        cold = [(f"neuron cache ({self.cached_share:.0%} of their neurons)",
-                 spans["cold"].num_bytes)]  # fmt: skip
+        has_experts = bool(self.layout.bundles and self.layout.bundles.rows.has_experts)
+        what = "the experts" if has_experts else "their neurons"
+        cold = [(f"neuron cache ({self.cached_share:.0%} of {what})", spans["cold"].num_bytes)]
         return [
             ("fixed weights (embeddings, attention, norms, head)",
              spans["fixed"].num_bytes - predictors),

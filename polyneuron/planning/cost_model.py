@@ -231,8 +231,27 @@ class _Step:
         misses = num * asked.needed(self.batch, pinned) * (1.0 - hits)
         return _Layer(hidden + scores / rows.num_clusters, compute, misses, hits)
 
+    def _experts(self) -> _Layer:
+        """Chosen experts, whole clusters of them in the cache or not; all are as often chosen."""
+        rows, hotness = self._rows, self.model.hotness
+        is_sparse = self.knobs.mode == EXACT and hotness is not None
+        open_share = hotness.needed() if is_sparse and hotness else 1.0
+        gate = self._row_ns(Kernel.DOT, rows.decide_type, rows.decide_row)
+        up = self._row_ns(Kernel.DOT, rows.up_type, rows.up_row) if rows.up_row else 0.0
+        down = self._row_ns(Kernel.AXPY, rows.down_type, rows.down_row)
+        used = self.batch * rows.num_neurons * rows.num_used / rows.num_experts
+        compute = self._balanced(used * (gate + open_share * (up + down)) / IN_ORDER)
+        if not self.knobs.cold_slots:
+            return _Layer(0.0, compute)
+        kept = rows.num_neurons / rows.slot_neurons
+        hits = min(1.0, self.knobs.cold_slots / (self.model.work.num_layers * kept))
+        misses = kept * rows.chosen_share(self.batch) * (1.0 - hits)
+        return _Layer(0.0, compute, misses, hits)
+
     def _feed_forward(self) -> _Layer:
         work, mode = self.model.work, self.knobs.mode
+        if work.rows is not None and work.rows.num_experts > 1:
+            return self._experts()
         if work.rows is None or mode == DENSE or self.model.hotness is None:
             return self._every_neuron()
         return self._predicted() if mode == PREDICTED else self._gates_first()
@@ -293,4 +312,6 @@ class _Step:
         rows = self.model.work.rows
         if rows is None:
             return 0
+        if rows.num_experts > 1:
+            return rows.whole_bytes * rows.slot_neurons
         return rows.whole_bytes if predicted else rows.slot_bytes

@@ -96,6 +96,8 @@ class Planner:
     def modes(self) -> list[str]:
         """Those that this file allows and the user has not ruled out; the exact ones first."""
         is_sparse = self.source.manifest.layout is Layout.BUNDLES
+        if self.source.spec.experts and not self.source.is_sparse:
+            is_sparse = False
         possible = [EXACT, DENSE] if is_sparse else [DENSE]
         if is_sparse and self.model.predictor is not None:
             possible.append(PREDICTED)

@@ -41,6 +41,15 @@ class RowWork:
     """What is read of a neuron whose deciding row is in memory."""
     whole_bytes: int
     """What is read of a neuron in whole."""
+    num_experts: int = 1
+    num_used: int = 1
+    """Experts of a token."""
+    slot_neurons: int = 1
+    """Neurons that are read together: of experts a cluster."""
+
+    def chosen_share(self, batch: int) -> float:
+        """Of a layer's experts, those that some of `batch` tokens use, if all are used alike."""
+        return 1.0 - (1.0 - self.num_used / self.num_experts) ** batch
 
     @property
     def num_clusters(self) -> int:
@@ -64,7 +73,7 @@ class ModelWork:
 
     num_layers: int
     attention: tuple[Matrix, ...]
-    """Of one layer."""
+    """Of one layer; with the router and the shared expert of a mixture."""
     feed_forward: tuple[Matrix, ...]
     """Of one layer in tiles; none in bundles."""
     head: Matrix
@@ -83,13 +92,13 @@ def model_work(source: ModelSource) -> ModelWork:
     layers = max(1, spec.num_layers)
     rows = neuron_rows(manifest) if manifest.layout is Layout.BUNDLES else None
     in_layers = [t for t in manifest.tensors if t.name.startswith("blk.") and t.storage is not None]
-    attention = [t for t in in_layers if ".attn_" in t.name]
+    always = [t for t in in_layers if ".attn_" in t.name or (rows and t.section_index == 0)]
     feed_forward = [t for t in in_layers if ".ffn_" in t.name] if rows is None else []
     sections = manifest.sections[1:]
     kv_block = spec.num_kv_heads * kv_block_bytes(spec.head_dim)
     return ModelWork(
         num_layers=spec.num_layers,
-        attention=_means(attention, layers),
+        attention=_means(always, layers),
         feed_forward=_means(feed_forward, layers),
         head=_matrix(_head(tensors)),
         kv_bytes=kv_block // KV_BLOCK_TOKENS,
@@ -139,4 +148,7 @@ def _row_work(rows: NeuronRows) -> RowWork:
         down_row=row_bytes(rows.down_type, rows.cols),
         slot_bytes=rows.slot_bytes,
         whole_bytes=rows.whole().slot_bytes,
+        num_experts=rows.num_experts,
+        num_used=rows.num_used,
+        slot_neurons=rows.slot_neurons,
     )

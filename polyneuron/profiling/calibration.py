@@ -51,6 +51,10 @@ class LayerSample:
 
 def check_sparse(path: object, spec: ModelSpec) -> None:
     """Raise ConfigError for a model whose neurons are never exactly zero."""
+    if spec.experts is not None:
+        raise ConfigError(
+            f"{path}: a mixture of experts, whose neurons are not profiled; it runs without"
+        )
     if spec.feed_forward not in SPARSE_KINDS:
         raise ConfigError(
             f"{path}: {spec.feed_forward.name.lower()} activations are never exactly zero: every "
