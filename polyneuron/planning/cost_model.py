@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polyneuron.io.ncf_format import PAGE_BYTES
-from polyneuron.planning.device import DeviceProfile, Kernel
+from polyneuron.planning.device import DeviceProfile, Kernel, ReadSpeed
 from polyneuron.planning.hotness import Hotness
 from polyneuron.planning.work import Matrix, ModelWork, RowWork
 
@@ -30,6 +30,7 @@ OUTSIDE_NS = 100_000.0
 """Of a step, what the coordinator does between two of them: sampling, plan, mailbox."""
 LAND_NS = 4_000.0
 """Processor time of a missed neuron beyond the probe's: order, wait, wake. On a 7B: 5 µs."""
+LONG_READ_BYTES = 1 << 18
 IN_ORDER = 1.2
 """Rows that follow each other are walked so much faster than rows at random. Measured on a 7B."""
 
@@ -263,17 +264,29 @@ class _Step:
         workers, cores = self.knobs.workers, self.model.device.num_cores
         return max(compute_ns, cpu_ns, (workers * compute_ns + cpu_ns) / max(workers, cores))
 
+    def _reads_of(self, num_bytes: float, depth: float) -> ReadSpeed:
+        """Reads at random; long ones, as of clusters of experts, have the speed of layers' reads."""
+        device = self.model.device
+        if num_bytes < LONG_READ_BYTES:
+            return device.random_reads(num_bytes, depth)
+        speed = device.layer_reads()
+        share = num_bytes / speed.read_bytes
+        return replace(
+            speed, reads_per_s=speed.reads_per_s / share, cpu_ns=speed.cpu_ns * share,
+            latency_ns=round(1e9 * share / speed.reads_per_s), read_bytes=round(num_bytes),
+        )  # fmt: skip
+
     def _with_reads(self, layer: _Layer, attention_ns: float, read_bytes: int) -> float:
         """Attention and feed forward of a layer that misses neurons."""
         device, knobs, work = self.model.device, self.knobs, self.model.work
         if layer.reads <= 0:
             return attention_ns + layer.compute_ns
         moved = moved_bytes(read_bytes)
-        speed = device.random_reads(moved, min(knobs.queue_depth, max(1.0, layer.reads)))
+        speed = self._reads_of(moved, min(knobs.queue_depth, max(1.0, layer.reads)))
         cpu_ns = layer.reads * (speed.cpu_ns + device.cache.miss_ns + LAND_NS)
         # The last neuron to land still has to be computed: a cluster's part of the layer.
         last = (layer.compute_ns - layer.early_ns) / (work.rows.num_clusters if work.rows else 1)
-        first_ns = device.random_reads(moved, 1).latency_ns
+        first_ns = self._reads_of(moved, 1).latency_ns
         reading = layer.early_ns + first_ns + layer.reads * 1e9 / speed.reads_per_s + last
         if knobs.is_looking_ahead:
             return max(self._shared(attention_ns + layer.compute_ns, cpu_ns), reading)
