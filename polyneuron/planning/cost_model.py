@@ -265,7 +265,7 @@ class _Step:
         return max(compute_ns, cpu_ns, (workers * compute_ns + cpu_ns) / max(workers, cores))
 
     def _reads_of(self, num_bytes: float, depth: float) -> ReadSpeed:
-        """Reads at random; long ones, as of clusters of experts, have the speed of layers' reads."""
+        """Reads at random; long ones, as of clusters of experts, are as fast as layers' reads."""
         device = self.model.device
         if num_bytes < LONG_READ_BYTES:
             return device.random_reads(num_bytes, depth)
