@@ -9,8 +9,9 @@ void backend_set(void *base, int has_backend) {
 
 int backend_may_take(void *base, const struct step_op *op) {
     const struct arena_header *header = base;
+    int has_factors = op->kind == OP_MATMUL && op->up_bias != 0; /* graphs have none */
     return op->unit == UNIT_NPU && (op->kind == OP_MATMUL || op->kind == OP_FEED_FORWARD) &&
-           (op->flags & OPF_LOGIT_ROWS) == 0 &&
+           !has_factors && (op->flags & OPF_LOGIT_ROWS) == 0 &&
            __atomic_load_n(&header->has_backend, __ATOMIC_ACQUIRE) != 0;
 }
 

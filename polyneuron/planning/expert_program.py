@@ -12,6 +12,7 @@ from polyneuron.config import Phase
 from polyneuron.kernels.arena import OpFlag, OpKind, RouteKind
 from polyneuron.model.spec import ExpertSpec
 from polyneuron.planning.bundles import BundlePlan
+from polyneuron.planning.layout import WeightPlace
 from polyneuron.planning.neuron_runs import (
     cached_run,
     decode_fields,
@@ -35,7 +36,7 @@ def add_expert_feed_forward(compiler: Compiler, bundles: BundlePlan, layer: int)
     gate = compiler.layout.weights.get(f"{prefix}ffn_gate_inp_shexp.weight")
     readers += [place for place in (shared, gate) if place]
     compiler.norm(layer, f"{prefix}ffn_norm.weight", [*readers, router])
-    compiler.matmul(layer, router, "normed", **compiler.buffer("router"))
+    _add_router(compiler, layer, router)
     _add_route(compiler, layer)
     values = shared_fields(compiler, bundles, layer) | _route_fields(compiler)
     if compiler.phase is Phase.PREFILL:
@@ -58,6 +59,15 @@ def _route_fields(compiler: Compiler) -> dict[str, Any]:
         "expert_neurons": compiler.spec.d_ff,
         "routes": compiler.layout.at("activations.routes"),
     }
+
+
+def _add_router(compiler: Compiler, layer: int, router: WeightPlace) -> None:
+    """Logits of all experts, by the workers: no back end's rounding decides who is chosen."""
+    compiler.add(
+        kind=OpKind.MATMUL, layer=layer, weight=router.offset, rows=router.rows, cols=router.cols,
+        weight_type=int(router.storage or 0), **compiler.source("normed", router),
+        **compiler.buffer("router"),
+    )  # fmt: skip
 
 
 def _add_route(compiler: Compiler, layer: int) -> None:
