@@ -11,8 +11,8 @@ SHARED_GATE = "blk.0.ffn_gate_inp_shexp.weight"
 def read_experts(keys: ModelKeys, is_normalised: bool) -> ExpertSpec:
     """The mixture of a model; `is_normalised`: what the family does unless the file tells."""
     num_experts, num_used = keys.count("expert_count"), keys.count("expert_used_count")
-    if num_experts > MAX_EXPERTS:
-        keys.unsupported(f"{num_experts} experts a layer; at most {MAX_EXPERTS} are supported")
+    if not 2 <= num_experts <= MAX_EXPERTS:
+        keys.unsupported(f"{num_experts} experts a layer; 2 to {MAX_EXPERTS} are supported")
     if num_used > num_experts:
         keys.fail(f"a token uses {num_used} experts of {num_experts}")
     has_shared = SHARED_GATE in keys.header.by_name

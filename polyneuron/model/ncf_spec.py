@@ -8,11 +8,12 @@ from typing import Any
 from polyneuron.errors import FormatError
 from polyneuron.io.gguf_values import quoted
 from polyneuron.io.ncf_fields import Fields
-from polyneuron.io.ncf_format import NcfTensor, SectionKind
+from polyneuron.io.ncf_format import Layout, NcfTensor, SectionKind
 from polyneuron.io.ncf_reader import NcfFile
 from polyneuron.io.predictor_file import SOURCE_FORMAT as PREDICTORS
 from polyneuron.kernels.arena import MAX_EXPERTS
 from polyneuron.kernels.gemv import FeedForwardKind, RopeLayout
+from polyneuron.kernels.quant import TILE_ROWS
 from polyneuron.model.spec import (
     ExpertSpec,
     ModelSpec,
@@ -85,6 +86,8 @@ def _spec(fields: Fields, ncf: NcfFile) -> ModelSpec:
     )
     if spec.num_heads % spec.num_kv_heads:
         fields.fail(f"has {spec.num_heads} heads that cannot share {spec.num_kv_heads}")
+    if spec.experts and (spec.d_ff % TILE_ROWS or ncf.manifest.layout is not Layout.BUNDLES):
+        fields.fail(f"has experts of {spec.d_ff} neurons that lie in no bundles of whole tiles")
     if spec.rope.rotary_dim > spec.head_dim or spec.rope.rotary_dim % 2:
         fields.fail(f"rotates {spec.rope.rotary_dim} of {spec.head_dim} values of a head")
     factors = len(spec.rope.frequency_factors)
@@ -94,7 +97,7 @@ def _spec(fields: Fields, ncf: NcfFile) -> ModelSpec:
 
 
 def _experts(fields: Fields) -> ExpertSpec:
-    num_experts = fields.count("num_experts", MAX_EXPERTS, 1)
+    num_experts = fields.count("num_experts", MAX_EXPERTS, 2)
     return ExpertSpec(
         num_experts=num_experts,
         num_used=fields.count("num_used", num_experts, 1),

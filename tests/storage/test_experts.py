@@ -231,6 +231,7 @@ class TestFiles:
         [
             ({"llama.expert_used_count": 9}, "9 experts of 8"),
             ({"llama.expert_used_count": None}, "expert_used_count"),
+            ({"llama.expert_count": 1}, "1 experts a layer"),
             ({"llama.expert_gating_func": 2}, "expert_gating_func"),
             ({"llama.leading_dense_block_count": 1}, "leading_dense_block_count"),
             ({"llama.expert_feed_forward_length": 33}, "multiples of 32"),
