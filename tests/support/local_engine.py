@@ -82,7 +82,7 @@ class LocalEngine:
         self._wrap = wrap
         """Around the device layers are streamed from."""
         self.isa = isa.select(isa_name)
-        self._folder = tempfile.TemporaryDirectory(prefix="polyneuron-test-")
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.source = self._runnable(Path(path))
         self.spec = self.source.spec
         self.config = replace(SMALL, **settings)
@@ -136,6 +136,7 @@ class LocalEngine:
         source = open_source(path)
         if source.header is None or source.spec.experts is None:
             return source
+        self._folder = tempfile.TemporaryDirectory(prefix="polyneuron-test-")
         converted = Path(self._folder.name) / "model.ncf"
         convert(path, converted)
         return open_source(converted)
@@ -271,7 +272,8 @@ class LocalEngine:
             self.server.close()
         self._trace.close()
         self._local.close()
-        self._folder.cleanup()
+        if self._folder:
+            self._folder.cleanup()
 
     def __enter__(self) -> Self:
         return self
