@@ -95,11 +95,6 @@ class EngineConfig:
         object.__setattr__(self, "trace_detail", _detail_of(self.trace_detail))
         if self.ffn_resident is not None and not 0 <= self.ffn_resident <= 1:
             raise ConfigError(f"ffn_resident is {self.ffn_resident}: must be 0 to 1, or None")
-        if self.trace is None and self.trace_detail is not TraceDetail.AUTO:
-            raise ConfigError(
-                f"trace_detail is {self.trace_detail}, and no timeline is written: name its file "
-                "with --trace"
-            )
         if any(count < 0 for count in self.hot_clusters):
             raise ConfigError(f"hot_clusters is {self.hot_clusters}: each must be 0 or more")
         for name in ("num_ctx", "num_workers"):

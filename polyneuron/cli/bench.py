@@ -81,7 +81,7 @@ def bench(
         raise ConfigError(f"--peer {peer}: the only one known is {LlamaCpp.name}")
     path = locate_model(model)
     config = EngineConfig(
-        max_sequences=1, trace=options.traced(trace), trace_detail=trace_detail,
+        max_sequences=1, **options.traced(trace, trace_detail),
         npu=npu, **core_settings(model, threads, threads_batch, cpu_mask, cpu_range),
         **options.budget(memory, ffn_resident, mode, model),
     )  # fmt: skip

@@ -172,11 +172,13 @@ def planned(config: EngineConfig, path: Path, model: str) -> EngineConfig:
     return replace(config, **settings)
 
 
-def traced(path: str | None) -> str | None:
-    """The file of `--trace`, after a look at whether it can be written."""
+def traced(path: str | None, detail: TraceDetail) -> dict[str, Any]:
+    """The fields that `--trace` and `--trace-detail` mean, after a look at whether it can be."""
     if path is not None:
         check_writable(Path(path))
-    return path
+    elif detail is not TraceDetail.AUTO:
+        raise ConfigError(f"--trace-detail {detail}: no timeline is written; add --trace FILE")
+    return {"trace": path, "trace_detail": detail}
 
 
 DEFAULTS: dict[str, Any] = {name: _default(name) for name in SETTINGS}

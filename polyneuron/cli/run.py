@@ -100,8 +100,8 @@ def run(
     output = RunOutput(as_json, not no_display_prompt and not as_json, verbose_prompt)
     config = EngineConfig(
         num_ctx=ctx_size, deterministic=deterministic, max_sequences=best_of, npu=npu,
-        max_logit_rows=max(best_of, DEFAULT_LOGIT_ROWS), trace=options.traced(trace),
-        trace_detail=trace_detail, **options.budget(memory, ffn_resident, mode, model),
+        max_logit_rows=max(best_of, DEFAULT_LOGIT_ROWS), **options.traced(trace, trace_detail),
+        **options.budget(memory, ffn_resident, mode, model),
         **core_settings(model, threads, threads_batch, cpu_mask, cpu_range),
     )  # fmt: skip
     if plan is not None:

@@ -74,6 +74,7 @@ class TestUsage:
             ((*RUN, "--top-p", "2"), "--top-p: 2.0 is outside of 0 to 1"),
             ((*RUN, "--temp", "nan"), "--temp: nan"),
             ((*RUN, "--seed", "-5"), "--seed: -5"),
+            ((*RUN, "--trace-detail", "all"), "--trace-detail all: no timeline is written"),
             (("run", "-m", "no.gguf", "-p", "x"), "model 'no.gguf': no such file; give a .gguf"),
         ],
     )

@@ -1,0 +1,96 @@
+"""A prompt's logits are those of its tokens decoded one by one, byte for byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polyneuron.config import FeedForwardMode, Phase
+from polyneuron.io.ncf_format import Layout
+from polyneuron.model.convert import convert
+from tests.support.local_engine import LocalEngine
+from tests.support.sparse_models import drelu_model
+from tests.support.tiny_gguf import TinyModel, write_tiny_gguf
+
+NUM_PROMPT = 70
+"""More than two KV blocks, no multiple of anything a kernel groups by."""
+CHUNKS = (3, 7, 32, 33, 69, 512)
+EXACT, DENSE = FeedForwardMode.EXACT, FeedForwardMode.DENSE
+
+
+@pytest.fixture(scope="module")
+def prompt() -> list[int]:
+    return [int(i) for i in np.random.default_rng(11).integers(0, 299, NUM_PROMPT)]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[Layout, Path]:
+    """A gated model in tiles, and a sparse one in bundles."""
+    folder = tmp_path_factory.mktemp("prefill")
+    paths = {}
+    dense = TinyModel(
+        num_heads=6, num_kv_heads=2, head_dim=32, d_model=192, d_ff=256, num_layers=3,
+        tensor_type="Q4_1", embedding_type="Q8_0",
+    )  # fmt: skip
+    for layout, model in ((Layout.TILES, dense), (Layout.BUNDLES, drelu_model(5))):
+        source = write_tiny_gguf(folder / f"{layout}.gguf", model)
+        paths[layout] = folder / f"{layout}.ncf"
+        convert(source, paths[layout], layout=layout)
+    return paths
+
+
+def one_by_one(path: Path, prompt: list[int], **settings: object) -> list[bytes]:
+    """Logits at every position, each token a step of its own through the decode program."""
+    with LocalEngine(path, max_tokens=1, max_sequences=1, **settings) as engine:
+        rows = [engine.generate(prompt[:n], 1).logits[0] for n in (1, 2, 33, len(prompt))]
+        assert {len(plan.rows) for plan in engine.plans} == {1}
+    return [row.tobytes() for row in rows]
+
+
+def in_chunks(path: Path, prompt: list[int], chunk: int, **settings: object) -> list[bytes]:
+    """The same positions as the last of prompts computed in chunks."""
+    with LocalEngine(path, max_tokens=chunk, **settings) as engine:
+        rows = [engine.generate(prompt[:n], 1).logits[0] for n in (1, 2, 33, len(prompt))]
+        prompts = [plan for plan in engine.plans if plan.phase is Phase.PREFILL]
+        assert max(len(plan.rows) for plan in prompts) == min(chunk, len(prompt))
+    return [row.tobytes() for row in rows]
+
+
+class TestPrefillEqualsDecode:
+    @pytest.mark.parametrize("chunk", CHUNKS)
+    @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+    def test_tiles(
+        self, files: dict[Layout, Path], prompt: list[int], chunk: int, share: float
+    ) -> None:
+        expected = one_by_one(files[Layout.TILES], prompt)
+        assert in_chunks(files[Layout.TILES], prompt, chunk, ffn_resident=share) == expected
+
+    @pytest.mark.parametrize("chunk", CHUNKS)
+    @pytest.mark.parametrize("mode", [EXACT, DENSE])
+    @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+    def test_bundles(
+        self,
+        files: dict[Layout, Path],
+        prompt: list[int],
+        chunk: int,
+        mode: FeedForwardMode,
+        share: float,
+    ) -> None:
+        """Sparse reads of single neurons against layers that pass through in order."""
+        expected = one_by_one(files[Layout.BUNDLES], prompt, mode=EXACT, ffn_resident=0.4)
+        got = in_chunks(files[Layout.BUNDLES], prompt, chunk, mode=mode, ffn_resident=share)
+        assert got == expected
+
+    @pytest.mark.parametrize("units", [(1, 0), (2, 1), (3, 2)])
+    def test_any_executors(
+        self, files: dict[Layout, Path], prompt: list[int], units: tuple[int, int]
+    ) -> None:
+        workers, npu = units
+        expected = one_by_one(files[Layout.BUNDLES], prompt, ffn_resident=0.4)
+        got = in_chunks(
+            files[Layout.BUNDLES], prompt, 32,
+            ffn_resident=0.4, num_workers=workers, num_npu_threads=npu,
+        )  # fmt: skip
+        assert got == expected
