@@ -39,9 +39,12 @@ def with_hot(plan: str, hot_clusters: int) -> str:
 
 
 def expectations(model: RandomModel, bench: Bench) -> Iterator[Verdict]:
-    """What `plan` expects of a run as it is asked for, beside what that run gives."""
-    polyneuron("profile", "--device", "-m", str(model.ncf))
+    """What `plan` expects of a run as it is asked for, beside what that run gives.
+
+    Shared machines change within the hour, so each run's is probed right before it.
+    """
     for share in SHARES:
+        polyneuron("profile", "--device", "-m", str(model.ncf))
         flags = ("--ffn-resident", share, *PREDICTED)
         plan = polyneuron("plan", "-m", str(model.ncf), "-t", "2", *CONTEXT, *flags)
         row = bench(model, *TOKENS, *flags)
