@@ -95,6 +95,7 @@ def engine_config(script: Script, path: Path) -> EngineConfig:
         num_ctx=wanted.num_ctx,
         num_workers=here.workers,
         num_npu_threads=here.npu_threads,
+        npu=here.npu,
         max_tokens=max(wanted.max_tokens, num_sequences),
         max_sequences=num_sequences,
         max_requests=max(len(script.requests) * most, DEFAULT_REQUESTS),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from polyneuron.backends.spec import parse_npu
 from polyneuron.config import FeedForwardMode
 from polyneuron.scenarios.script_table import ScriptTable
 
 REPLAY_KEYS = (
     "model", "layers", "hidden", "neurons", "heads", "kv_heads", "vocab", "active", "memory",
-    "ffn_resident", "mode", "workers", "npu_threads",
+    "ffn_resident", "mode", "workers", "npu_threads", "npu",
 )  # fmt: skip
 SHAPE_KEYS = ("layers", "hidden", "neurons", "heads", "kv_heads", "vocab", "active")
 MAX_COUNT = 1 << 20
@@ -40,7 +41,9 @@ class ReplaySettings:
     workers: int = 0
     """CPU workers; 0: as many as the machine has cores. `[engine] workers` is the device's."""
     npu_threads: int = -1
-    """Of the NPU executor's native back end; -1: one for each worker."""
+    """Of the NPU executor; -1: one for each worker."""
+    npu: str = "native"
+    """Its back end, as `--npu` has it: also a modelled device with limits, or one that fails."""
 
     @classmethod
     def from_table(cls, table: ScriptTable, folder: Path) -> ReplaySettings:
@@ -53,6 +56,7 @@ class ReplaySettings:
                 if table.has(key):
                     table.refuse(key, "the file that model names has its own; leave one out")
         plain = cls()
+        parse_npu(npu := table.text("npu", plain.npu), f"{table.where}: {table.key_path('npu')}:")
         has_share, has_mode = table.has("ffn_resident"), table.has("mode")
         return cls(
             model=folder / table.text("model") if table.has("model") else None,
@@ -67,4 +71,5 @@ class ReplaySettings:
             mode=table.choice("mode", FeedForwardMode) if has_mode else None,
             workers=table.whole("workers", plain.workers, 0, 1024),
             npu_threads=table.whole("npu_threads", plain.npu_threads, -1, 1024),
+            npu=npu,
         )

@@ -133,6 +133,20 @@ class TestReplay:
         assert kinds >= told | {"worker_lost", "reader_lost"}
         assert_nothing_left(observed)
 
+    def test_back_end_that_fails_costs_no_token(self, tmp_path: Path, observed: Snapshot) -> None:
+        """A modelled device is lost in the midst of a prompt; the C kernels go on."""
+        script = STORY[: STORY.index("[[events]]")] + STORY[STORY.index("[[expect]]") :]
+        script = script.replace("npu_threads = 1\n", 'npu_threads = 1\nnpu = "native:fail=run@3"\n')
+        script = script.replace('"restarts"\nequals = 2', '"restarts"\nequals = 0')
+        script = script.replace('"ttft_ms"\nmin = 150', '"ttft_ms"\nmin = 0')
+        (tmp_path / "story.toml").write_text(script)
+        trace = tmp_path / "story.jsonl"
+        result = replayed(tmp_path / "story.toml", trace)
+        assert [checked for checked in result.expectations if not checked.ok] == []
+        faults = [event.keys for event in read_timeline(trace) if event.event == "fault"]
+        assert faults == [{"kind": "npu_failed", "target": "npu.0"}]
+        assert_nothing_left(observed)
+
     def test_errors_for_good_end_requests_only(self, observed: Snapshot) -> None:
         result = replayed(find_scenario("read_errors_persistent"))
         assert [checked for checked in result.expectations if not checked.ok] == []

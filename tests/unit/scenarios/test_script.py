@@ -109,6 +109,7 @@ SLIPS: list[tuple[str, str]] = [
         REPLAY + 'model = "a.ncf"\nlayers = 3',
         "replay.layers: the file that model names has its own",
     ),
+    (REPLAY + 'npu = "natif"', "replay.npu: 'natif': give native, native:KEY=VALUE"),
     (REPLAY + "memory = 9\nffn_resident = 1", "replay.ffn_resident: memory is given too"),
 ]
 
