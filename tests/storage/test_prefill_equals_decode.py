@@ -94,3 +94,20 @@ class TestPrefillEqualsDecode:
             ffn_resident=0.4, num_workers=workers, num_npu_threads=npu,
         )  # fmt: skip
         assert got == expected
+
+
+class TestHotSet:
+    def test_stays_while_a_prompt_passes(
+        self, files: dict[Layout, Path], prompt: list[int]
+    ) -> None:
+        """What decode has in memory is read no second time after a prompt (PAPER §1.4)."""
+        with LocalEngine(files[Layout.BUNDLES], max_tokens=32, ffn_resident=0.9) as engine:
+            cache = engine.cache()
+            for _ in range(4):  # until what it needs has come and nothing of that is given up
+                engine.generate(prompt[:1], 2)
+            engine.generate(prompt[1:], 0)  # in chunks; their layers pass through the stage
+            before = cache.counters()
+            engine.generate(prompt[:1], 2)
+            after = cache.counters()
+        assert after.hits > before.hits
+        assert after.misses == before.misses
