@@ -151,15 +151,17 @@ class ReferenceModel:
     def _feed_forward(self, layer: LayerTensors, x: Floats) -> Floats:
         if self.spec.experts:
             return self._mixture(layer, x)
-        names = (layer.ffn_gate, layer.ffn_up, layer.ffn_down)
-        return self._block(x, *(self.weights[name] if name else None for name in names))
+        gate, up = self.gate_and_up(self.names.layers.index(layer), x)
+        return self._activated(gate, up) @ self.weights[layer.ffn_down].T
 
     def _block(
         self, x: Floats, gate_rows: Floats | None, up_rows: Floats | None, down: Floats | None
     ) -> Floats:
         assert up_rows is not None and down is not None
         gate = x @ gate_rows.T if gate_rows is not None else None
-        up = x @ up_rows.T
+        return self._activated(gate, x @ up_rows.T) @ down.T
+
+    def _activated(self, gate: Floats | None, up: Floats) -> Floats:
         zero = np.asarray(0.0, self.dtype)
         match self.spec.feed_forward:
             case FeedForwardKind.SILU:
@@ -173,5 +175,5 @@ class ReferenceModel:
                 hidden = np.maximum(gate, zero) * np.maximum(up, zero)
             case FeedForwardKind.RELU:
                 hidden = np.maximum(up, zero)
-        out: Floats = hidden.astype(self.dtype) @ down.T
-        return out
+        activated: Floats = hidden.astype(self.dtype)
+        return activated
