@@ -42,7 +42,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[Layout, Path]:
 
 
 def one_by_one(path: Path, prompt: list[int], **settings: object) -> list[bytes]:
-    """Logits at every position, each token a step of its own through the decode program."""
+    """Logits after 1, 2, 33 and all tokens, each a step of its own through the decode program."""
     with LocalEngine(path, max_tokens=1, max_sequences=1, **settings) as engine:
         rows = [engine.generate(prompt[:n], 1).logits[0] for n in (1, 2, 33, len(prompt))]
         assert {len(plan.rows) for plan in engine.plans} == {1}
@@ -50,7 +50,7 @@ def one_by_one(path: Path, prompt: list[int], **settings: object) -> list[bytes]
 
 
 def in_chunks(path: Path, prompt: list[int], chunk: int, **settings: object) -> list[bytes]:
-    """The same positions as the last of prompts computed in chunks."""
+    """The same, of prompts computed in chunks."""
     with LocalEngine(path, max_tokens=chunk, **settings) as engine:
         rows = [engine.generate(prompt[:n], 1).logits[0] for n in (1, 2, 33, len(prompt))]
         prompts = [plan for plan in engine.plans if plan.phase is Phase.PREFILL]
