@@ -18,7 +18,14 @@ from polyneuron.actors.supervisor import process_state
 from polyneuron.engine import LoadProgress
 from polyneuron.errors import DeviceError, EngineError, PolyneuronError
 from polyneuron.io.weight_reader import ReadReport
-from tests.support.engines import GREEDY, LONG_PROMPT, PROMPT, open_engine, write_model
+from tests.support.engines import (
+    GREEDY,
+    LONG_PROMPT,
+    NPU_EXECUTOR,
+    PROMPT,
+    open_engine,
+    write_model,
+)
 from tests.support.leftovers import Snapshot, assert_nothing_left, leftovers, snapshot, wait_until
 
 if TYPE_CHECKING:  # at run time Ray would be imported before an engine has set it up
@@ -29,8 +36,6 @@ pytestmark = pytest.mark.ray
 ROOT = Path(__file__).resolve().parents[2]
 RECOVERY_BOUND_S = 20.0
 NUM_TOKENS = 1200
-NPU_EXECUTOR = 2
-"""Place of the NPU executor's first thread, after two CPU workers."""
 
 
 @pytest.fixture(scope="module")

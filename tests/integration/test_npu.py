@@ -12,13 +12,11 @@ import pytest
 
 from polyneuron import Completion, Engine
 from polyneuron.errors import ConfigError
-from tests.support.engines import GREEDY, LONG_PROMPT, open_engine, write_model
+from tests.support.engines import GREEDY, LONG_PROMPT, NPU_EXECUTOR, open_engine, write_model
 from tests.support.leftovers import wait_until
 
 pytestmark = pytest.mark.ray
 
-NPU_EXECUTOR = 2
-"""Place of the NPU executor's first thread, after two CPU workers."""
 NUM_TOKENS = 20
 
 

@@ -13,17 +13,21 @@ from polyneuron.errors import ConfigError, PolyneuronError, UnsupportedError
 from polyneuron.io.device_wrappers import Fault, FaultDevice, FaultKind
 from polyneuron.io.gguf_file import read_header
 from polyneuron.io.ncf_format import Layout
-from polyneuron.kernels import isa
 from polyneuron.model.architecture import describe
 from polyneuron.model.convert import convert
 from polyneuron.planning.source import open_source
 from tests.support.local_engine import LocalEngine
+from tests.support.one_result import (
+    NUM_TOKENS,
+    PROMPT,
+    assert_together_as_alone,
+    logits_of,
+    logits_on,
+)
 from tests.support.reference_model import ReferenceModel
 from tests.support.sparse_models import late_reads
 from tests.support.tiny_gguf import TinyModel, write_tiny_gguf
 
-PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32]
-NUM_TOKENS = 6
 MIXTRAL = TinyModel(
     num_layers=3, d_model=64, d_ff=96, num_experts=8, num_used=2, tied_head=False,
     tensor_type="Q8_0",
@@ -54,14 +58,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def resident(files: dict[str, Path]) -> dict[str, list[bytes]]:
     """What each model gives when everything is in memory."""
     return {name: logits_of(path) for name, path in files.items()}
-
-
-def logits_of(path: Path, **settings: object) -> list[bytes]:
-    """Logits of every generated token, as bytes; a second request meets a warm cache."""
-    with LocalEngine(path, **settings) as engine:
-        first = engine.generate(PROMPT, NUM_TOKENS)
-        second = engine.generate(PROMPT[::-1], 3)
-    return [row.tobytes() for row in (*first.logits, *second.logits)]
 
 
 class TestForwardPass:
@@ -148,21 +144,13 @@ class TestOneResult:
     ) -> None:
         prompts = [PROMPT, PROMPT[::-1], PROMPT[2:7]]
         with LocalEngine(files[name], ffn_resident=share, max_sequences=3) as engine:
-            together = engine.run_all([engine.request(p, NUM_TOKENS) for p in prompts])
-            alone = [engine.generate(p, NUM_TOKENS) for p in prompts]
-        for one, other in zip(together, alone, strict=True):
-            assert [row.tobytes() for row in one.logits] == [row.tobytes() for row in other.logits]
+            assert_together_as_alone(engine, prompts)
 
     @pytest.mark.parametrize("isa_name", ["scalar", "avx2"])
     def test_any_isa(
         self, files: dict[str, Path], resident: dict[str, list[bytes]], isa_name: str
     ) -> None:
-        if isa_name not in isa.supported():
-            pytest.skip(f"this CPU has no {isa_name}")
-        try:
-            got = logits_of(files["qwen2moe"], ffn_resident=0.4, isa_name=isa_name)
-        finally:
-            isa.select(None)
+        got = logits_on(isa_name, files["qwen2moe"], ffn_resident=0.4)
         assert got == resident["qwen2moe"]
 
     @pytest.mark.parametrize("share", [0.4, None])

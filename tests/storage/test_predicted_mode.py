@@ -15,13 +15,13 @@ from polyneuron.io.predictor_file import PredictorInput, tensor_name
 from polyneuron.kernels import isa
 from polyneuron.kernels.quant import StorageType
 from polyneuron.model.convert import convert
+from tests.support import one_result
 from tests.support.local_engine import LocalEngine
+from tests.support.one_result import NUM_TOKENS, PROMPT, assert_together_as_alone
 from tests.support.predictors import write_oracle, write_random
 from tests.support.sparse_models import late_reads, sparse_models
 from tests.support.tiny_gguf import write_tiny_gguf
 
-PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32]
-NUM_TOKENS = 6
 MODELS = sparse_models(4)
 DRELU = MODELS["drelu"]
 SHARES = (0.3, 0.6, None)
@@ -47,11 +47,8 @@ def exact(files: dict[str, Path]) -> dict[str, list[bytes]]:
 
 
 def logits_of(path: Path, **settings: object) -> list[bytes]:
-    """Logits of every generated token, as bytes; a second request meets a warm cache."""
-    with LocalEngine(path, **{"mode": PREDICTED} | settings) as engine:
-        first = engine.generate(PROMPT, NUM_TOKENS)
-        second = engine.generate(PROMPT[::-1], 3)
-    return [row.tobytes() for row in (*first.logits, *second.logits)]
+    """As of other models, in predicted mode unless told otherwise."""
+    return one_result.logits_of(path, **{"mode": PREDICTED} | settings)
 
 
 class TestPerfectPredictor:
@@ -125,10 +122,7 @@ class TestPerfectPredictor:
             "hot_clusters": hot_clusters,
         }  # fmt: skip
         with LocalEngine(files["drelu"], **settings) as engine:
-            together = engine.run_all([engine.request(p, NUM_TOKENS) for p in prompts])
-            alone = [engine.generate(p, NUM_TOKENS) for p in prompts]
-        for one, other in zip(together, alone, strict=True):
-            assert [row.tobytes() for row in one.logits] == [row.tobytes() for row in other.logits]
+            assert_together_as_alone(engine, prompts)
 
 
 class TestOtherPredictors:
@@ -194,10 +188,7 @@ class TestOtherPredictors:
         prompts = [PROMPT, PROMPT[::-1], PROMPT[2:7]]
         settings = {"ffn_resident": 0.5, "max_sequences": 3, "mode": PREDICTED, "max_tokens": 3}
         with LocalEngine(model, **settings) as engine:
-            together = engine.run_all([engine.request(p, NUM_TOKENS) for p in prompts])
-            alone = [engine.generate(p, NUM_TOKENS) for p in prompts]
-        for one, other in zip(together, alone, strict=True):
-            assert [row.tobytes() for row in one.logits] == [row.tobytes() for row in other.logits]
+            assert_together_as_alone(engine, prompts)
 
 
 class TestBrokenScores:

@@ -58,14 +58,28 @@ def in_chunks(path: Path, prompt: list[int], chunk: int, **settings: object) -> 
     return [row.tobytes() for row in rows]
 
 
+@pytest.fixture(scope="module")
+def expected(files: dict[Layout, Path], prompt: list[int]) -> dict[Layout, list[bytes]]:
+    """Of each file one by one: tiles in memory, neurons of bundles read as they are needed."""
+    return {
+        Layout.TILES: one_by_one(files[Layout.TILES], prompt),
+        Layout.BUNDLES: one_by_one(files[Layout.BUNDLES], prompt, mode=EXACT, ffn_resident=0.4),
+    }
+
+
 class TestPrefillEqualsDecode:
     @pytest.mark.parametrize("chunk", CHUNKS)
     @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
     def test_tiles(
-        self, files: dict[Layout, Path], prompt: list[int], chunk: int, share: float
+        self,
+        files: dict[Layout, Path],
+        expected: dict[Layout, list[bytes]],
+        prompt: list[int],
+        chunk: int,
+        share: float,
     ) -> None:
-        expected = one_by_one(files[Layout.TILES], prompt)
-        assert in_chunks(files[Layout.TILES], prompt, chunk, ffn_resident=share) == expected
+        got = in_chunks(files[Layout.TILES], prompt, chunk, ffn_resident=share)
+        assert got == expected[Layout.TILES]
 
     @pytest.mark.parametrize("chunk", CHUNKS)
     @pytest.mark.parametrize("mode", [EXACT, DENSE])
@@ -73,27 +87,30 @@ class TestPrefillEqualsDecode:
     def test_bundles(
         self,
         files: dict[Layout, Path],
+        expected: dict[Layout, list[bytes]],
         prompt: list[int],
         chunk: int,
         mode: FeedForwardMode,
         share: float,
     ) -> None:
         """Sparse reads of single neurons against layers that pass through in order."""
-        expected = one_by_one(files[Layout.BUNDLES], prompt, mode=EXACT, ffn_resident=0.4)
         got = in_chunks(files[Layout.BUNDLES], prompt, chunk, mode=mode, ffn_resident=share)
-        assert got == expected
+        assert got == expected[Layout.BUNDLES]
 
     @pytest.mark.parametrize("units", [(1, 0), (2, 1), (3, 2)])
     def test_any_executors(
-        self, files: dict[Layout, Path], prompt: list[int], units: tuple[int, int]
+        self,
+        files: dict[Layout, Path],
+        expected: dict[Layout, list[bytes]],
+        prompt: list[int],
+        units: tuple[int, int],
     ) -> None:
         workers, npu = units
-        expected = one_by_one(files[Layout.BUNDLES], prompt, ffn_resident=0.4)
         got = in_chunks(
             files[Layout.BUNDLES], prompt, 32,
             ffn_resident=0.4, num_workers=workers, num_npu_threads=npu,
         )  # fmt: skip
-        assert got == expected
+        assert got == expected[Layout.BUNDLES]
 
 
 class TestHotSet:

@@ -20,11 +20,17 @@ from polyneuron.planning.source import open_source
 from tests.support.families import NUM_TOKENS as NUM_GOLDEN
 from tests.support.families import gguf_path, golden_path
 from tests.support.local_engine import LocalEngine
+from tests.support.one_result import (
+    NUM_TOKENS,
+    PROMPT,
+    assert_together_as_alone,
+    logits_of,
+    logits_on,
+    run,
+)
 from tests.support.sparse_models import drelu_model, late_reads, sparse_models
 from tests.support.tiny_gguf import write_tiny_gguf
 
-PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32]
-NUM_TOKENS = 6
 DRELU = drelu_model(5)
 MODELS = sparse_models(5) | {
     "relu": replace(DRELU, family="llama", activation="relu", has_gate=False),
@@ -51,18 +57,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def resident(files: dict[str, Path]) -> dict[str, list[bytes]]:
     """What each model gives when everything is in memory and every neuron is computed."""
     return {name: logits_of(path, mode=DENSE) for name, path in files.items()}
-
-
-def logits_of(path: Path, **settings: object) -> list[bytes]:
-    """Logits of every generated token, as bytes; a second request meets a warm cache."""
-    with LocalEngine(path, **settings) as engine:
-        return run(engine)
-
-
-def run(engine: LocalEngine) -> list[bytes]:
-    first = engine.generate(PROMPT, NUM_TOKENS)
-    second = engine.generate(PROMPT[::-1], 3)
-    return [row.tobytes() for row in (*first.logits, *second.logits)]
 
 
 class TestOneResult:
@@ -104,14 +98,7 @@ class TestOneResult:
     def test_any_isa(
         self, files: dict[str, Path], resident: dict[str, list[bytes]], isa_name: str
     ) -> None:
-        from polyneuron.kernels import isa
-
-        if isa_name not in isa.supported():
-            pytest.skip(f"this CPU has no {isa_name}")
-        try:
-            got = logits_of(files["drelu"], ffn_resident=0.4, isa_name=isa_name)
-        finally:
-            isa.select(None)
+        got = logits_on(isa_name, files["drelu"], ffn_resident=0.4)
         assert got == resident["drelu"]
 
     @pytest.mark.parametrize("share", [0.1, 0.5])
@@ -134,10 +121,7 @@ class TestOneResult:
     def test_sequences_together_and_alone(self, files: dict[str, Path]) -> None:
         prompts = [PROMPT, PROMPT[::-1], PROMPT[2:6]]
         with LocalEngine(files["drelu"], ffn_resident=0.5, max_sequences=3) as engine:
-            together = engine.run_all([engine.request(p, NUM_TOKENS) for p in prompts])
-            alone = [engine.generate(p, NUM_TOKENS) for p in prompts]
-        for one, other in zip(together, alone, strict=True):
-            assert [row.tobytes() for row in one.logits] == [r.tobytes() for r in other.logits]
+            assert_together_as_alone(engine, prompts)
 
     @pytest.mark.parametrize("case", ["bamboo", "llama_reglu", "llama_relu_no_gate"])
     @pytest.mark.parametrize("share", [0.0, 0.8, 1.0])

@@ -13,6 +13,8 @@ MODEL = TinyModel(
     context_length=4096, tensor_type="Q4_1", embedding_type="Q8_0",
 )  # fmt: skip
 CONFIG = EngineConfig(num_ctx=2048, num_workers=2, num_npu_threads=2, deterministic=True)
+NPU_EXECUTOR = CONFIG.num_workers
+"""Place of the NPU executor's first thread, after those of the CPU workers."""
 GREEDY = SamplingParams(temperature=0.0)
 PROMPT = [3 + i * 7 % 290 for i in range(40)]
 LONG_PROMPT = [3 + i * 7 % 290 for i in range(1500)]
