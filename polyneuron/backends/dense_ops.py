@@ -31,6 +31,8 @@ INPUT = 2
 """The slot of unpacked activations, after those of up and gate."""
 Matrix = tuple[StorageType, int]
 """How a matrix is stored and where it begins."""
+Graphs = dict[tuple[StorageType, int], Graph]
+"""The graphs of an op by the storage of its matrices and the rows of a run."""
 
 
 def matrices(op: Any) -> list[Matrix]:
@@ -60,8 +62,8 @@ class DenseOps:
         self._x: NDArray[Any] = np.empty(0, np.float32)
         """The running op's input."""
 
-    def graphs(self, op: Any, num_tokens: int) -> dict[tuple[StorageType, int], Graph] | None:
-        """The graphs an op needs by storage and rows; None while there is one that is not there."""
+    def graphs(self, op: Any, num_tokens: int) -> Graphs | None:
+        """The graphs an op needs; None while there is one that is not there."""
         tokens = token_bucket(num_tokens, int(self._arena.step.max_tokens))
         wanted = {
             (storage, rows): ShapeBucket(tokens, rows, op.cols, storage)
@@ -72,11 +74,8 @@ class DenseOps:
         graphs = {key: graph for key, graph in found.items() if graph is not None}
         return graphs if len(graphs) == len(wanted) else None
 
-    def run(self, op: Any, num_tokens: int) -> None:
+    def run(self, op: Any, num_tokens: int, graphs: Graphs) -> None:
         """Compute the op; BackendError, or whatever the back end raises, when it could not."""
-        graphs = self.graphs(op, num_tokens)
-        if graphs is None:
-            raise BackendError("a graph that was there is gone")
         tokens = max(graph.bucket.tokens for graph in graphs.values())
         self._x = self._input(op, matrices(op)[0][0], num_tokens, tokens)
         if op.kind == OpKind.FEED_FORWARD:
@@ -99,17 +98,13 @@ class DenseOps:
         flat = self._arena.view(op.out, ((num_tokens - 1) * stride + width,), np.float32)
         return np.lib.stride_tricks.as_strided(flat, (num_tokens, width), (op.out_stride, 4))
 
-    def _products(
-        self, op: Any, num_tokens: int, graphs: dict[tuple[StorageType, int], Graph]
-    ) -> Iterator[tuple[int, F32]]:
+    def _products(self, op: Any, num_tokens: int, graphs: Graphs) -> Iterator[tuple[int, F32]]:
         """Rows of a matrix times the input, with its bias: (first row, values)."""
         (matrix,) = matrices(op)
         for first, rows in row_runs(op.rows, op.cols):
             yield first, self._product(op, num_tokens, graphs, matrix, op.bias, first, rows, 0)
 
-    def _active(
-        self, op: Any, num_tokens: int, graphs: dict[tuple[StorageType, int], Graph]
-    ) -> Iterator[tuple[int, F32]]:
+    def _active(self, op: Any, num_tokens: int, graphs: Graphs) -> Iterator[tuple[int, F32]]:
         """Activations of neurons: (first neuron, values)."""
         up_matrix, *gates = matrices(op)
         kind = FeedForwardKind(op.activation)
@@ -122,7 +117,7 @@ class DenseOps:
             yield first, feed_forward_act(kind, gate, up)
 
     def _product(
-        self, op: Any, num_tokens: int, graphs: dict[tuple[StorageType, int], Graph],
+        self, op: Any, num_tokens: int, graphs: Graphs,
         matrix: Matrix, bias: int, first: int, rows: int, slot: int,
     ) -> F32:  # fmt: skip
         """One run of rows times the input (tokens, rows), by a graph that may take more tokens."""

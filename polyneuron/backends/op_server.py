@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from polyneuron.backends.backend import Backend
-from polyneuron.backends.dense_ops import DenseOps, matrices, weight_bytes
+from polyneuron.backends.dense_ops import DenseOps, Graphs, matrices, weight_bytes
 from polyneuron.backends.graphs import GraphCache
 from polyneuron.backends.notice import write_notice
 from polyneuron.kernels.arena import Arena
@@ -24,6 +24,8 @@ class BackendServer:
         self._resident: dict[int, int] = {}
         """Bytes of the matrices it is bound to, by their places in the arena."""
         self._resident_bytes = 0
+        self._taken: Graphs | None = None
+        """Of the op that it took last."""
         self.num_ops = 0
         """Ops that it has computed."""
         self.has_failed = False
@@ -36,7 +38,10 @@ class BackendServer:
         try:
             if any(storage not in self._can.storages for storage, _ in matrices(op)):
                 return False
-            return self._fits(weight_bytes(op)) and self._ops.graphs(op, num_rows) is not None
+            if not self._fits(weight_bytes(op)):
+                return False
+            self._taken = self._ops.graphs(op, num_rows)
+            return self._taken is not None
         except Exception as error:  # noqa: BLE001  whatever a back end raises, the step goes on
             self.fail(error)
             return False
@@ -56,7 +61,8 @@ class BackendServer:
     def run(self, op: Any, num_rows: int) -> bool:
         """Compute the op; False when the back end failed, which then is asked no more."""
         try:
-            self._ops.run(op, num_rows)
+            assert self._taken is not None
+            self._ops.run(op, num_rows, self._taken)
         except Exception as error:  # noqa: BLE001  whatever a back end raises, the step goes on
             self.fail(error)
             return False

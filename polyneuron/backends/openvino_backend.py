@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyneuron.backends.backend import Buffers, Capabilities, Graph, ShapeBucket
-from polyneuron.backends.spec import OPENVINO_CURE, precision_of
+from polyneuron.backends.spec import OPENVINO_MISSING, precision_of
 from polyneuron.errors import BackendError, ConfigError
 from polyneuron.kernels.quant import BLOCK_COLS, TILE_ROWS, StorageType, tile_bytes
 
@@ -34,7 +34,7 @@ def load_openvino() -> Any:
     try:
         import openvino
     except ImportError:
-        raise ConfigError(f"--npu openvino: OpenVINO is not installed; {OPENVINO_CURE}") from None
+        raise ConfigError(OPENVINO_MISSING) from None
     return openvino
 
 
@@ -129,6 +129,8 @@ class _Model:
     bucket: ShapeBucket
     views: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = field(default_factory=list)
     parameters: list[Any] = field(default_factory=list)
+    op: Any = None
+    """OpenVINO's operations."""
 
     def build(self, openvino: Any) -> tuple[Any, list[tuple[str, np.dtype[Any], tuple[int, ...]]]]:
         from openvino import opset8
@@ -137,8 +139,6 @@ class _Model:
         x = self.input("x", np.float32, self.bucket.tokens, self.bucket.cols)
         product = opset8.matmul(x, self.weights(), False, True)
         return openvino.Model([product], self.parameters, "tiles"), self.views
-
-    op: Any = None
 
     def input(self, buffer: str, dtype: Any, *shape: int) -> Any:
         node = self.op.parameter(list(shape), dtype)

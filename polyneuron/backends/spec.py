@@ -11,6 +11,7 @@ from polyneuron.errors import ConfigError
 from polyneuron.sizes import parse_size
 
 OPENVINO_CURE = "pip install 'polyneuron[openvino]'"
+OPENVINO_MISSING = f"--npu openvino: OpenVINO is not installed; {OPENVINO_CURE}"
 FORMS = "native, native:KEY=VALUE,…, openvino, openvino:DEVICE or none"
 
 
@@ -97,7 +98,7 @@ def check_threads(text: str, wanted: int, automatic: int) -> int:
     if spec.has_graphs and threads < 1:
         raise ConfigError(f"-tb {threads}: --npu {text} needs a thread; give 1 or more")
     if spec.kind is BackendKind.OPENVINO and find_spec("openvino") is None:
-        raise ConfigError(f"--npu openvino: OpenVINO is not installed; {OPENVINO_CURE}")
+        raise ConfigError(OPENVINO_MISSING)
     return threads
 
 
