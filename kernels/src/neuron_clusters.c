@@ -257,6 +257,16 @@ static void score_neurons(void *base, const struct step_op *op, const struct ste
     }
 }
 
+/* Find the rows of a cluster's neurons once it is known which a step needs: begun at start_ns. */
+static void find_named(void *base, const struct step_op *op, const struct step_params *step,
+                       struct executor_record *executor, const struct cluster *c,
+                       uint64_t start_ns) {
+    find_rows(base, op, step, executor, c);
+    if (start_ns)
+        trace_cluster(base, executor, op->layer, c->index, TRACE_PRED, start_ns, monotonic_ns(),
+                      c->work->num_active, c->work->num_late);
+}
+
 void run_predict(void *base, const struct step_op *op, const struct step_params *step,
                  struct executor_record *executor, uint32_t first, uint32_t last) {
     struct layer_activity *activity = at(base, op->activity);
@@ -267,10 +277,7 @@ void run_predict(void *base, const struct step_op *op, const struct step_params 
         uint64_t start_ns = traced_ns(step);
         score_neurons(base, op, step, &c);
         count_activity(&activity->predicted, choose(base, op, step, &c));
-        find_rows(base, op, step, executor, &c);
-        if (start_ns)
-            trace_cluster(base, executor, op->layer, c.index, TRACE_PRED, start_ns, monotonic_ns(),
-                          c.work->num_active, c.work->num_late);
+        find_named(base, op, step, executor, &c, start_ns);
     }
 }
 
@@ -290,10 +297,7 @@ void run_experts(void *base, const struct step_op *op, const struct step_params 
         c.work->num_active = c.num;
         c.work->num_late = 0;
         count_activity(&activity->predicted, (uint64_t)(start[1] - start[0]) * c.num);
-        find_rows(base, op, step, executor, &c);
-        if (start_ns)
-            trace_cluster(base, executor, op->layer, c.index, TRACE_PRED, start_ns, monotonic_ns(),
-                          c.work->num_active, c.work->num_late);
+        find_named(base, op, step, executor, &c, start_ns);
     }
 }
 

@@ -33,12 +33,12 @@ static void choose_experts(const struct step_op *op, float *logits, uint32_t *ex
                            float *weight) {
     uint32_t ids[MAX_EXPERTS], num = op->num_heads;
     float best[MAX_EXPERTS];
+    int is_normalised = op->activation == ROUTE_NORMALISED;
     top_k_f32(ids, best, logits, op->rows, num);
-    float *shares = op->activation == ROUTE_NORMALISED ? best : logits;
-    softmax_f32(shares, op->activation == ROUTE_NORMALISED ? num : op->rows);
+    softmax_f32(is_normalised ? best : logits, is_normalised ? num : op->rows);
     for (uint32_t i = 0; i < num; i++) {
         uint32_t place = i;
-        float share = op->activation == ROUTE_NORMALISED ? best[i] : logits[ids[i]];
+        float share = is_normalised ? best[i] : logits[ids[i]];
         for (; place > 0 && expert[place - 1] > ids[i]; place--) {
             expert[place] = expert[place - 1];
             weight[place] = weight[place - 1];

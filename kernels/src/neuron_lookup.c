@@ -69,7 +69,7 @@ static void wait_for_room(struct executor_record *executor, uint64_t end_ns) {
 }
 
 void find_rows(void *base, const struct step_op *op, const struct step_params *step,
-                      struct executor_record *executor, const struct cluster *c) {
+               struct executor_record *executor, const struct cluster *c) {
     uint64_t end_ns = monotonic_ns() + ROOM_TIMEOUT_NS;
     struct layer_activity *activity = at(base, op->activity);
     int found = !op->cache;
