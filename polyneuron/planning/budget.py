@@ -161,6 +161,12 @@ class Budget:
         return self.layout.config.mode
 
     @property
+    def has_experts(self) -> bool:
+        """Whether the neuron cache would hold clusters of experts."""
+        bundles = self.layout.bundles
+        return bundles is not None and bundles.rows.has_experts
+
+    @property
     def is_cache_small(self) -> bool:
         """Whether the neuron cache holds less than what one token uses, at the very least."""
         return self.layout.has_neuron_cache and self.cached_share < self.used_share
@@ -177,8 +183,7 @@ class Budget:
         """What this budget will make slow."""
         if not self.is_cache_small:
             return []
-        bundles = self.layout.bundles
-        if bundles is not None and bundles.rows.has_experts:
+        if self.has_experts:
             few = (
                 f"the neuron cache holds {self.cached_share:.1%} of the experts and one token uses "
                 f"{self.used_share:.1%}, so a part of them is read for every token; give more "
@@ -195,8 +200,7 @@ class Budget:
     def _hot_row(self) -> str:
         """What the hot region has."""
         resident = f"({self.num_resident} of {self.num_layers})"
-        bundles = self.layout.bundles
-        if self.cold_slots and bundles is not None and bundles.rows.has_experts:
+        if self.cold_slots and self.has_experts:
             return "resident experts"
         if self.mode is FeedForwardMode.PREDICTED and self.cold_slots:
             return f"hot clusters ({self.residency.pinned_clusters} of each layer)"
@@ -210,8 +214,7 @@ class Budget:
         named = ("fixed", "hot", "cold", "stage", "kv")
         others = self.layout.num_bytes - sum(spans[name].num_bytes for name in named)
         predictors = spans["fixed.predictors"].num_bytes
-        has_experts = bool(self.layout.bundles and self.layout.bundles.rows.has_experts)
-        what = "the experts" if has_experts else "their neurons"
+        what = "the experts" if self.has_experts else "their neurons"
         cold = [(f"neuron cache ({self.cached_share:.0%} of {what})", spans["cold"].num_bytes)]
         return [
             ("fixed weights (embeddings, attention, norms, head)",

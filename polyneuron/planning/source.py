@@ -31,6 +31,9 @@ from polyneuron.model.spec import ModelSpec
 from polyneuron.planning.bundles import BundlePlan, neuron_rows
 from polyneuron.planning.layout import ArenaLayout
 
+SPARSE_MODES = (FeedForwardMode.EXACT, FeedForwardMode.PREDICTED)
+"""Those that leave neurons out."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSource:
@@ -60,28 +63,24 @@ class ModelSource:
 
     def resolve_mode(self, wanted: FeedForwardMode) -> FeedForwardMode:
         """Exact where the file is in bundles, unless told otherwise; ConfigError with the cure."""
-        if self.spec.experts:
-            return self._mode_of_experts(wanted)
+        if self.spec.experts and wanted is FeedForwardMode.PREDICTED:
+            raise ConfigError(
+                "--mode predicted: predictors of experts are not supported; use --mode auto"
+            )
+        if wanted in SPARSE_MODES and not self.is_sparse:
+            raise ConfigError(
+                f"--mode {wanted}: {self.spec.feed_forward.name.lower()} activations are never "
+                f"exactly zero, so nothing could be left out; use --mode dense"
+            )
         if self.manifest.layout is Layout.BUNDLES:
-            return FeedForwardMode.EXACT if wanted is FeedForwardMode.AUTO else wanted
-        if wanted not in (FeedForwardMode.EXACT, FeedForwardMode.PREDICTED):
+            best = FeedForwardMode.EXACT if self.is_sparse else FeedForwardMode.DENSE
+            return best if wanted is FeedForwardMode.AUTO else wanted
+        if wanted not in SPARSE_MODES:
             return FeedForwardMode.DENSE
-        if not self.is_sparse:
-            raise _never_zero(wanted, self.spec)
         raise ConfigError(
             f"--mode {wanted}: {self.path} keeps its feed-forward weights as tiles; convert its "
             f"source with --layout bundles, or use --mode dense"
         )
-
-    def _mode_of_experts(self, wanted: FeedForwardMode) -> FeedForwardMode:
-        if wanted is FeedForwardMode.PREDICTED:
-            raise ConfigError(
-                "--mode predicted: predictors of experts are not supported; use --mode auto"
-            )
-        if wanted is FeedForwardMode.EXACT and not self.is_sparse:
-            raise _never_zero(wanted, self.spec)
-        sparse = FeedForwardMode.EXACT if self.is_sparse else FeedForwardMode.DENSE
-        return sparse if wanted is FeedForwardMode.AUTO else wanted
 
     def layout_to_run(self, wanted: FeedForwardMode, *, streams: bool) -> Layout | None:
         """The layout a GGUF is converted to before it runs; None: it runs as it is."""
@@ -89,8 +88,7 @@ class ModelSource:
             return None
         if self.spec.experts:
             return Layout.BUNDLES
-        sparse_modes = (FeedForwardMode.EXACT, FeedForwardMode.PREDICTED)
-        if self.is_sparse and (wanted in sparse_modes or streams):
+        if self.is_sparse and (wanted in SPARSE_MODES or streams):
             return Layout.TILES if wanted is FeedForwardMode.DENSE else Layout.BUNDLES
         return Layout.TILES if streams else None
 
@@ -110,13 +108,6 @@ class ModelSource:
             WeightRead(self.header.tensor(name), place.storage, place.offset, place.num_bytes)
             for name, place in layout.weights.items()
         ]
-
-
-def _never_zero(wanted: FeedForwardMode, spec: ModelSpec) -> ConfigError:
-    return ConfigError(
-        f"--mode {wanted}: {spec.feed_forward.name.lower()} activations are never exactly zero, "
-        f"so nothing could be left out; use --mode dense"
-    )
 
 
 @lru_cache(maxsize=1)  # a plan lays a model out dozens of times, and its key sums all it says

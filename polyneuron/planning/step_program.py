@@ -279,11 +279,12 @@ class Compiler:
             kind=OpKind.FEED_FORWARD, layer=layer, unit=self.dense_unit, rows=up.rows, cols=up.cols,
             weight=gate.offset if gate else 0, weight_type=int(gate.storage or 0) if gate else 0,
             up_weight=up.offset, up_type=int(up.storage or 0), stream_index=up.stream_index,
-            bias=self.vector(f"{prefix}ffn_gate.bias"), up_bias=self.vector(f"{prefix}ffn_up.bias"),
+            bias=self.vector(f"{prefix}ffn_gate{suffix}.bias"),
+            up_bias=self.vector(f"{prefix}ffn_up{suffix}.bias"),
             activation=int(self.spec.feed_forward), **self.source("normed", up),
             **self.outputs(hidden, [down]),
         )  # fmt: skip
-        self.residual(layer, down, hidden, f"{prefix}ffn_down.bias", **values)
+        self.residual(layer, down, hidden, f"{prefix}ffn_down{suffix}.bias", **values)
 
     def compile(self) -> list[StepOp]:
         embed = self.weight("token_embd.weight")
