@@ -33,6 +33,8 @@ STEP_RECORD = np.dtype(
         ("bytes", np.uint32), ("pad", np.uint32),
     ]
 )  # fmt: skip
+JOINING = np.dtype([("share", np.uint32), ("neuron", np.uint16), ("other", np.uint16)])
+assert JOINING.itemsize == ffi.sizeof("struct joining")
 assert STEP_RECORD.itemsize == ffi.sizeof("struct step_record")
 
 
@@ -143,7 +145,11 @@ class StepSimulation:
         """How neurons behave from now on; of the same sizes as before."""
         law, experts = self._c.law, self._c.experts
         law.num_neurons, law.num_levels = tables.num_neurons, len(tables.num_draws)
-        for name in ("place", "alias_share", "alias_rank", "leave", "num_draws"):
+        joining = np.empty(tables.num_neurons, JOINING)
+        joining["share"], joining["neuron"] = tables.alias_share, tables.place
+        joining["other"] = tables.place[tables.alias_rank]
+        law.joining = self._keep("joining", joining, "struct joining *")
+        for name in ("place", "leave", "num_draws"):
             array = np.ascontiguousarray(getattr(tables, name), np.uint32)
             setattr(law, name, self._keep(name, array))
         law.gate_share = tables.gate_share

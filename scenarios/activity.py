@@ -78,9 +78,7 @@ class Activity:
 
     def novelty(self, num_neurons: int) -> float:
         """Mean share of neurons that are drawn anew, which gives the overlap."""
-        rates = self.rates(num_neurons)
-        again = float((rates**2).sum() / rates.sum())
-        return min(1.0, max(LEAST_NOVELTY, (1.0 - self.overlap) / max(1e-9, 1.0 - again)))
+        return _novelty(self, num_neurons)
 
     def needed(self, num_neurons: int, tokens: int = 1) -> F64:
         """(num_neurons) chances that some of so many independent tokens needs it."""
@@ -134,6 +132,14 @@ def _rates(activity: Activity, num_neurons: int) -> F64:
     rates: F64 = np.clip(high * falling, 1e-12, MAX_RATE)
     rates.setflags(write=False)
     return rates
+
+
+@lru_cache(maxsize=64)
+def _novelty(activity: Activity, num_neurons: int) -> float:
+    """As the method says; every step asks for it."""
+    rates = activity.rates(num_neurons)
+    again = float((rates**2).sum() / rates.sum())
+    return min(1.0, max(LEAST_NOVELTY, (1.0 - activity.overlap) / max(1e-9, 1.0 - again)))
 
 
 def _share(chances: F64) -> U32:

@@ -6,36 +6,75 @@
 
 #include "simulation.h"
 
+#define DRAWS_AT_ONCE 64u /* before any is marked: a mark would hold up the draws behind it */
+
+/* Each random number decides about two neurons, whichever words they are in. */
+struct halves {
+    uint64_t state, spare;
+    int has_spare;
+};
+
+/* Whether the neuron at the lowest bit of `left` leaves, as a mask of 64 bits. */
+static inline uint64_t leaves(const uint32_t *leave, uint64_t left, uint64_t random) {
+    return 0 - (uint64_t)((uint32_t)random < leave[__builtin_ctzll(left)]);
+}
+
+/* Those of a word's active neurons that leave. */
+static inline uint64_t leaving(const uint32_t *leave, uint64_t left, struct halves *halves) {
+    uint64_t gone = 0;
+    if (halves->has_spare && left) {
+        gone = left & -left & leaves(leave, left, halves->spare);
+        left &= left - 1;
+        halves->has_spare = 0;
+    }
+    while (left) {
+        uint64_t r = next_random(&halves->state);
+        gone |= left & -left & leaves(leave, left, r);
+        left &= left - 1;
+        if (left == 0) {
+            halves->spare = r >> 32, halves->has_spare = 1;
+            break;
+        }
+        gone |= left & -left & leaves(leave, left, r >> 32);
+        left &= left - 1;
+    }
+    return gone;
+}
+
 static void leave_some(const uint32_t *leave, uint64_t *bits, uint32_t num_words,
                        uint64_t *random) {
-    uint64_t spare = 0;
-    int has_spare = 0;
-    for (uint32_t w = 0; w < num_words; w++) {
-        uint64_t left = bits[w], gone = 0;
-        while (left) {
-            uint32_t bit = (uint32_t)__builtin_ctzll(left);
-            left &= left - 1;
-            spare = has_spare ? spare >> 32 : next_random(random);
-            has_spare = !has_spare;
-            gone |= (uint64_t)((uint32_t)spare < leave[w * 64 + bit]) << bit;
+    struct halves halves = {*random, 0, 0};
+    for (uint32_t w = 0; w < num_words; w++)
+        bits[w] &= ~leaving(leave + (size_t)w * 64, bits[w], &halves);
+    *random = halves.state;
+}
+
+/* Neurons in proportion to their rates' logarithms, each drawn one active. */
+static void join_some(const struct neuron_law *law, uint64_t *bits, uint64_t *random,
+                      uint32_t level) {
+    uint64_t state = *random;
+    uint32_t draws = law->num_draws[level], chosen[DRAWS_AT_ONCE];
+    draws = draws / 256 + ((next_random(&state) & 255) < draws % 256);
+    while (draws) {
+        uint32_t n = draws < DRAWS_AT_ONCE ? draws : DRAWS_AT_ONCE;
+        for (uint32_t i = 0; i < n; i++) {
+            uint64_t r = next_random(&state);
+            struct joining drawn = law->joining[below((uint32_t)(r >> 32), law->num_neurons)];
+            /* Without a branch: which of the two it is cannot be predicted. */
+            uint32_t differs = 0 - (uint32_t)((uint32_t)r >= drawn.share);
+            chosen[i] = drawn.neuron ^ ((drawn.neuron ^ drawn.other) & differs);
         }
-        bits[w] &= ~gone;
+        for (uint32_t i = 0; i < n; i++)
+            bits[chosen[i] / 64] |= 1ull << chosen[i] % 64;
+        draws -= n;
     }
+    *random = state;
 }
 
 void activity_next(const struct neuron_law *law, uint64_t *bits, uint64_t *random, uint32_t level) {
     assert(level < law->num_levels);
     leave_some(law->leave + (size_t)level * law->num_neurons, bits, law->num_neurons / 64, random);
-    uint32_t draws = law->num_draws[level];
-    draws = draws / 256 + ((next_random(random) & 255) < draws % 256);
-    for (uint32_t i = 0; i < draws; i++) {
-        uint64_t r = next_random(random);
-        uint32_t rank = below((uint32_t)(r >> 32), law->num_neurons);
-        if ((uint32_t)r >= law->alias_share[rank])
-            rank = law->alias_rank[rank];
-        uint32_t neuron = law->place[rank];
-        bits[neuron / 64] |= 1ull << neuron % 64;
-    }
+    join_some(law, bits, random, level);
 }
 
 static int is_in(const uint8_t *chosen, uint32_t n, uint32_t expert) {

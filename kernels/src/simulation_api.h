@@ -6,13 +6,18 @@
  * float decides anything, so a seed gives the same bytes everywhere. A *unit* is one layer, or one
  * expert of one layer; units count through the layers. */
 
+/* One rank of the alias table that neurons are drawn from: 8 bytes, a draw meets one line. */
+struct joining {
+    uint32_t share;                /* of 2^32: below this the rank's own neuron is drawn, */
+    uint16_t neuron, other;        /* else another rank's */
+};
+
 /* How a layer's neurons behave; the same law for every unit. */
 struct neuron_law {
     uint32_t num_neurons;          /* of a unit, a multiple of 64, at most 65536 */
     uint32_t num_levels;           /* of novelty, 1 to 32 */
     const uint32_t *place;         /* (num_neurons) the neuron at each rank of hotness */
-    const uint32_t *alias_share;   /* (num_neurons) alias table of the ranks: stay below this */
-    const uint32_t *alias_rank;    /* (num_neurons) or go to this rank */
+    const struct joining *joining; /* (num_neurons) by rank */
     const uint32_t *leave;         /* (num_levels, num_neurons) by neuron: P(active -> not) */
     const uint32_t *num_draws;     /* (num_levels) ranks drawn to become active, times 256 */
     uint32_t gate_share;           /* P(gate is not zero | named), of 2^16 */

@@ -48,6 +48,15 @@ static uint32_t *shuffled(uint32_t n)
     return made;
 }
 
+static struct joining *joining(const struct neuron_law *law)
+{
+    struct joining *made = block(law->num_neurons * sizeof *made);
+    for (uint32_t i = 0; i < law->num_neurons; i++)
+        made[i] = (struct joining){(uint32_t)next_random(&state), (uint16_t)law->place[i],
+                                   (uint16_t)pick(law->num_neurons)};
+    return made;
+}
+
 static void set_law(struct simulation *simulation)
 {
     struct neuron_law *law = &simulation->law;
@@ -55,8 +64,7 @@ static void set_law(struct simulation *simulation)
     law->num_neurons = 64 * (1 + pick(6));
     law->num_levels = LEVELS;
     law->place = shuffled(law->num_neurons);
-    law->alias_share = words(law->num_neurons, 0);
-    law->alias_rank = words(law->num_neurons, law->num_neurons);
+    law->joining = joining(law);
     law->leave = words(LEVELS * law->num_neurons, 0);
     law->num_draws = words(LEVELS, law->num_neurons * 256);
     law->gate_share = pick(65537);
