@@ -1,5 +1,5 @@
 /* The neuron cache: states, lock, use (neuron_cache.h shows the memory). */
-#include "neuron_cache.h"
+#include "neuron_cache_lists.h"
 
 #include <string.h>
 
@@ -7,6 +7,7 @@
 
 #define WAIT_SLICE_NS 100000000ll /* a waiter looks again this often, woken or not */
 #define LOCK_SPINS 200u
+#define FETCH_AHEAD 16u /* neurons: as long as memory takes to answer */
 
 #define TO(state) (1u << NEURON_##state)
 
@@ -159,6 +160,7 @@ int neuron_cache_use(void *base, uint32_t epoch, const uint32_t *neurons, uint32
     for (uint32_t i = 0; i < n; i++) {
         uint32_t neuron = neurons[i];
         assert(neuron < cache->num_neurons && (i == 0 || neuron > neurons[i - 1]));
+        __builtin_prefetch(&entries[neurons[i + FETCH_AHEAD < n ? i + FETCH_AHEAD : i]], 1);
         uint32_t word = load_word(&entries[neuron]);
         slots[i] = slot_in(word);
         if (state_in(word) == NEURON_ABSENT) {

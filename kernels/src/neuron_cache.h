@@ -84,6 +84,7 @@ struct neuron_cache {
     uint32_t num_main;
     uint32_t num_in_use;    /* of both, used in this epoch */
     uint32_t num_going;     /* slots in LIST_GOING */
+    uint32_t least_uses;    /* the main part's lists of smaller counts are empty */
     uint32_t num_misplaced; /* slots of hot clusters that could not move yet */
     uint32_t window_share;  /* slots the window is given, see adapt_window() */
     uint32_t epoch_misses;
@@ -140,6 +141,13 @@ static inline uint32_t uses_of(const struct neuron_cache *cache, uint32_t neuron
     return neuron < cache->aged ? entry->uses : entry->uses / 2u;
 }
 
+/* One more use of a neuron. */
+static inline void count_use(struct neuron_cache *cache, uint32_t neuron) {
+    struct neuron_entry *entry = &entries_of(cache)[neuron];
+    if (uses_of(cache, neuron, entry) < MAX_USES)
+        entry->uses = (uint8_t)(entry->uses + (neuron < cache->aged ? 1 : 2));
+}
+
 /* neuron_cache.c */
 /* Put a neuron that is in state `from` into state `to` with this slot (and WORD_HOT, if hot) and
  * wake who sleeps on it: 1, or 0 when it is not in `from`. */
@@ -148,25 +156,12 @@ int move_neuron(struct neuron_entry *entry, enum neuron_state from, enum neuron_
 /* Every neuron in use becomes one that is not, if `epoch` is a new one. */
 void begin_epoch(struct neuron_cache *cache, uint32_t epoch);
 
-/* neuron_cache_lists.c */
-void lists_format(struct neuron_cache *cache);
-void list_append(struct neuron_cache *cache, enum slot_list list, uint32_t slot);
-void list_unlink(struct neuron_cache *cache, uint32_t slot);
-int is_listed(struct neuron_cache *cache, uint32_t slot);
-/* The oldest slot of a list, NO_SLOT when it is empty; the one after a slot of a list. */
-uint32_t list_front(struct neuron_cache *cache, enum slot_list list);
-uint32_t list_next(struct neuron_cache *cache, uint32_t slot);
-/* All of `from` goes behind the last of `list`. */
-void list_splice(struct neuron_cache *cache, enum slot_list list, enum slot_list from);
-
 /* neuron_cache_policy.c */
 /* Parked slots are as good as others again. */
 void unpark(struct neuron_cache *cache);
 void window_format(struct neuron_cache *cache);
 /* The window's share follows what the epochs that ended have shown. */
 void adapt_window(struct neuron_cache *cache);
-/* One more use of a neuron. */
-void count_use(struct neuron_cache *cache, uint32_t neuron);
 /* So many uses of the cold region: halve old use counts, a few entries at a time. */
 void age(struct neuron_cache *cache, uint32_t num_uses);
 /* Evict until n slots are free: 0, or -1 when too many are in use. */

@@ -11,7 +11,7 @@
  * The main part is kept by use count, lazily: a slot lies in the list of the count it had when it
  * was last met, and is carried up when a victim is looked for. Every step of that is paid for by a
  * use. */
-#include "neuron_cache.h"
+#include "neuron_cache_lists.h"
 
 /* Chosen on the activations of a real model and on power laws whose bursts last up to five tokens,
  * with epochs of a layer and of a token. */
@@ -34,16 +34,11 @@ static uint32_t uses_in(struct neuron_cache *cache, uint32_t slot) {
     return uses_of(cache, owners_of(cache)[slot], entry_in(cache, slot));
 }
 
-void count_use(struct neuron_cache *cache, uint32_t neuron) {
-    struct neuron_entry *entry = &entries_of(cache)[neuron];
-    if (uses_of(cache, neuron, entry) < MAX_USES)
-        entry->uses = (uint8_t)(entry->uses + (neuron < cache->aged ? 1 : 2));
-}
-
 static enum slot_list list_of_count(uint32_t uses) { return (enum slot_list)(LIST_MAIN + uses); }
 
 static void begin_ageing_round(struct neuron_cache *cache) {
     cache->aged = 0;
+    cache->least_uses /= 2;
     list_splice(cache, list_of_count(0), list_of_count(1));
     for (uint32_t uses = 2; uses <= MAX_USES; uses++)
         list_splice(cache, list_of_count(uses / 2), list_of_count(uses));
@@ -84,8 +79,11 @@ void leave_part(struct neuron_cache *cache, uint32_t slot) {
 }
 
 static void enter_list_of_count(struct neuron_cache *cache, uint32_t slot) {
+    uint32_t uses = uses_in(cache, slot);
     list_unlink(cache, slot);
-    list_append(cache, list_of_count(uses_in(cache, slot)), slot);
+    list_append(cache, list_of_count(uses), slot);
+    if (uses < cache->least_uses)
+        cache->least_uses = uses;
 }
 
 static void promote(struct neuron_cache *cache, uint32_t slot) {
@@ -108,6 +106,7 @@ static uint32_t front_unused(struct neuron_cache *cache, enum slot_list list,
     uint32_t slot;
     while ((slot = list_front(cache, list)) != NO_SLOT) {
         const struct neuron_entry *entry = entry_in(cache, slot);
+        list_fetch_ahead(cache, slot);
         if (!is_used_now(cache, entry) && state_in(load_word(entry)) != NEURON_LOADING)
             break;
         list_unlink(cache, slot);
@@ -169,10 +168,11 @@ void adapt_window(struct neuron_cache *cache) {
 /* The least used slot of the main part; of the first MAX_CARRIED that were used since they were
  * last met, if there are so many. */
 static uint32_t main_victim(struct neuron_cache *cache) {
-    uint32_t best = NO_SLOT;
-    for (uint32_t uses = 0, carried = 0; uses <= MAX_USES && carried < MAX_CARRIED;) {
+    uint32_t best = NO_SLOT, uses = cache->least_uses, carried = 0;
+    while (uses <= MAX_USES && carried < MAX_CARRIED) {
         uint32_t slot = front_unused(cache, list_of_count(uses), LIST_MAIN_PARKED);
         if (slot == NO_SLOT) {
+            cache->least_uses += uses == cache->least_uses;
             uses++;
             continue;
         }

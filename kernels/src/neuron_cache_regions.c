@@ -4,7 +4,7 @@
  * The hot region is cut into runs of cluster_neurons slots, and a run holds one cluster. What must
  * leave a region goes at once, unless it is in use in this epoch or loading: then it keeps its slot
  * and waits in LIST_GOING for the end of the epoch. */
-#include "neuron_cache.h"
+#include "neuron_cache_lists.h"
 
 static int is_cold(const struct neuron_cache *cache, uint32_t slot) {
     return slot >= cache->hot_slots && slot < cache->num_slots;

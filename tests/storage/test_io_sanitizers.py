@@ -30,7 +30,6 @@ PROGRAMS = [
         ("pool",),
         (
             "neuron_cache.c",
-            "neuron_cache_lists.c",
             "neuron_cache_policy.c",
             "neuron_cache_regions.c",
             "neuron_reads.c",
