@@ -93,7 +93,8 @@ class Activity:
         """The level of each of n tokens."""
         mean = self.novelty(num_neurons)
         spread = np.exp(self.burst * rng.standard_normal(n) - self.burst**2 / 2)
-        places = np.log(np.clip(mean * spread, LEAST_NOVELTY, 1.0) / LEAST_NOVELTY)
+        bounded = np.minimum(np.maximum(mean * spread, LEAST_NOVELTY), 1.0)  # clip() is slow
+        places = np.log(bounded / LEAST_NOVELTY)
         places *= (NUM_LEVELS - 1) / math.log(1.0 / LEAST_NOVELTY)
         return [int(level) for level in np.rint(places)]
 

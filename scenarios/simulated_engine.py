@@ -68,6 +68,7 @@ class SimulatedEngine:
         self.cluster_neurons = _cluster_neurons(shape.neurons)
         self.hot_neurons = 0
         self.batch = 1
+        self._costs: StepCosts | None = None
         self._rng = np.random.default_rng([seed, 2])
         self._place = np.arange(_padded(shape.neurons), dtype=np.uint32)
         self._most = self._most_slots(max_memory, max_share)
@@ -142,11 +143,13 @@ class SimulatedEngine:
 
     def costs(self) -> StepCosts:
         """Under the present conditions."""
-        return StepCosts(
-            self.device, self.shape, self.traits, self.conditions, self.plan.is_resident,
-            self.shape.layers * self.shape.layer_bundles, self.settings.queue_depth,
-            self.settings.num_workers,
-        )  # fmt: skip
+        if self._costs is None:
+            self._costs = StepCosts(
+                self.device, self.shape, self.traits, self.conditions, self.plan.is_resident,
+                self.shape.layers * self.shape.layer_bundles, self.settings.queue_depth,
+                self.settings.num_workers,
+            )  # fmt: skip
+        return self._costs
 
     def hot_for(self, batch: int) -> int:
         """Hot neurons of each unit with so many sequences."""
@@ -160,6 +163,7 @@ class SimulatedEngine:
     def reconfigure(self) -> int:
         """Take the present batch, budget and conditions: neurons that become hot and were not."""
         before, self.hot_neurons = self.hot_neurons, 0
+        self._costs = None
         if self._steps is None:
             return 0
         self.hot_neurons = self.hot_for(self.batch)
