@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from polyneuron.actors.coordinator import Sequence, StepPlan
 from polyneuron.config import Phase
-from polyneuron.kernels.simulation import Stage
 from polyneuron.scenarios.disturbance import Deed, Disturbance
 from polyneuron.scenarios.memory_plan import MemoryPlan
 from polyneuron.scenarios.script import Script
 from polyneuron.scenarios.simulated_engine import SimulatedEngine, StepOutcome
+from polyneuron.scenarios.step_detail import StepDetail
 from polyneuron.scenarios.timeline_sink import TimelineSink
 
 DETAILED_STEPS = 8
 """So many decode steps from the first one on are told cluster by cluster,"""
 DETAIL_EVERY = 64
 """and then one in so many."""
-COMPUTE_STAGES = {Stage.PRED: "pred", Stage.GC: "gc", Stage.UDC: "udc"}
 FAULTS = {
     Deed.SHRINK_MEMORY: ("cache", "memory_shrink", "arena"),
     Deed.GROW_MEMORY: ("cache", "memory_grow", "arena"),
@@ -39,7 +38,7 @@ class StepTimeline:
         self._phase = Phase.IDLE
         self._graph = ""
         self._decode_steps = 0
-        self._num_reads = 0
+        self._written = StepDetail(engine.costs().num_cores)
         self._num_misses = 0
 
     def _emit(self, t_ns: int, actor: str, event: str, **keys: object) -> None:
@@ -165,43 +164,9 @@ class StepTimeline:
         self._num_misses = counters.evictions
 
     def _detail(self, t_ns: int, step: int) -> None:
-        """Attention and the NPU as ops, clusters stage by stage, reads one line a cluster."""
-        for (
-            t,
-            ns,
-            layer,
-            cluster,
-            stage,
-            core,
-            neurons,
-            misses,
-            num_bytes,
-            _,
-        ) in self._engine.steps.records.tolist():
-            at = t_ns + t
-            if stage in COMPUTE_STAGES:
-                self._emit(
-                    at, f"worker.{core}", "cluster", ns=ns, step=step, layer=layer,
-                    cluster=cluster, stage=COMPUTE_STAGES[Stage(stage)], neurons=neurons,
-                    misses=misses,
-                )  # fmt: skip
-            elif stage in (Stage.GIO, Stage.UDIO):
-                self._emit(
-                    at, "io", "read", ns=ns, read=self._num_reads, layer=layer, neuron=-1,
-                    bytes=num_bytes, status=0, step=step,
-                )  # fmt: skip
-                self._num_reads += 1
-            elif stage == Stage.ATTENTION:
-                for worker in range(self._engine.costs().num_cores):
-                    self._op(at, f"worker.{worker}", ns, step, "attention", layer)
-            else:
-                self._op(at, "npu.0", ns, step, "feed_forward", layer)
-
-    def _op(self, t_ns: int, actor: str, ns: int, step: int, kind: str, layer: int) -> None:
-        op = 2 * layer + (kind != "attention")
-        self._emit(
-            t_ns, actor, "op", ns=ns, wait_ns=0, step=step, op=op, kind=kind, layer=layer, units=1
-        )
+        assert self._sink is not None
+        self._written.num_cores = self._engine.costs().num_cores
+        self._sink.tell(self._written.events(self._engine.steps.records, t_ns, step))
 
     # ---- events
 
