@@ -65,6 +65,7 @@ class Stage(IntEnum):
     UDC = 4
     NPU = 5
     ATTENTION = 6
+    HOT = 7
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +113,7 @@ class StepSimulation:
 
     def __init__(
         self,
-        tables: LawTables,
+        tables: LawTables | Sequence[LawTables],
         *,
         num_layers: int,
         cluster_neurons: int,
@@ -122,6 +123,10 @@ class StepSimulation:
         seed: int,
         max_records: int = 0,
     ) -> None:
+        laws = [tables] if isinstance(tables, LawTables) else list(tables)
+        if len(laws) not in (1, num_layers):
+            raise ValueError(f"{len(laws)} laws for {num_layers} layers: one for all, or one each")
+        tables = laws[0]
         if tables.num_neurons % WORD_NEURONS or cluster_neurons % WORD_NEURONS:
             raise ValueError(f"num_neurons and cluster_neurons: multiples of {WORD_NEURONS}")
         if not 0 < max_sequences <= MAX_SEQUENCES:
@@ -133,7 +138,7 @@ class StepSimulation:
         self._c.num_layers, self._c.cluster_neurons = num_layers, cluster_neurons
         self._c.cache_kind = cache_kind
         self._kept: dict[str, Any] = {}
-        self.set_law(tables)
+        self.set_law(laws)
         self._allocate(tables, num_layers, max_sequences, seed, max_records)
         self._cache = self._make_cache(cache_kind, num_slots)
 
@@ -141,23 +146,33 @@ class StepSimulation:
         self._kept[name] = array
         return ffi.cast(kind, array.ctypes.data)
 
-    def set_law(self, tables: LawTables) -> None:
-        """How neurons behave from now on; of the same sizes as before."""
-        law, experts = self._c.law, self._c.experts
-        law.num_neurons, law.num_levels = tables.num_neurons, len(tables.num_draws)
-        joining = np.empty(tables.num_neurons, JOINING)
-        joining["share"], joining["neuron"] = tables.alias_share, tables.place
-        joining["other"] = tables.place[tables.alias_rank]
-        law.joining = self._keep("joining", joining, "struct joining *")
-        for name in ("place", "leave", "num_draws"):
-            array = np.ascontiguousarray(getattr(tables, name), np.uint32)
-            setattr(law, name, self._keep(name, array))
-        law.gate_share = tables.gate_share
+    def set_law(self, laws: LawTables | Sequence[LawTables]) -> None:
+        """How neurons behave from now on; as many laws, and of the same sizes, as before."""
+        laws = [laws] if isinstance(laws, LawTables) else laws
+        tables, experts = laws[0], self._c.experts
+        self._fill_law(self._c.law, tables, "")
+        if len(laws) > 1:
+            layers = ffi.new("struct neuron_law[]", len(laws))
+            for layer, own in enumerate(laws):
+                self._fill_law(layers[layer], own, f"{layer}.")
+            self._kept["layers"] = layers
+            self._c.layer_laws = layers
         experts.num_experts, experts.num_used = tables.num_experts, tables.num_used
         experts.stay = tables.stay
         if tables.expert_share is not None and tables.expert_other is not None:
             experts.alias_share = self._keep("expert_share", tables.expert_share)
             experts.alias_expert = self._keep("expert_other", tables.expert_other)
+
+    def _fill_law(self, law: Any, tables: LawTables, prefix: str) -> None:
+        law.num_neurons, law.num_levels = tables.num_neurons, len(tables.num_draws)
+        joining = np.empty(tables.num_neurons, JOINING)
+        joining["share"], joining["neuron"] = tables.alias_share, tables.place
+        joining["other"] = tables.place[tables.alias_rank]
+        law.joining = self._keep(f"{prefix}joining", joining, "struct joining *")
+        for name in ("place", "leave", "num_draws"):
+            array = np.ascontiguousarray(getattr(tables, name), np.uint32)
+            setattr(law, name, self._keep(prefix + name, array))
+        law.gate_share = tables.gate_share
 
     def _allocate(
         self, tables: LawTables, num_layers: int, max_sequences: int, seed: int, max_records: int
@@ -201,11 +216,16 @@ class StepSimulation:
     def configure(
         self, costs: Mapping[str, int], *, num_cores: int, flags: StepFlag, hot_neurons: int,
         first_bytes: int, second_bytes: int, bundle_bytes: int, merge_gap: int, queue_depth: int,
+        pinned_neurons: int = 0,
     ) -> None:  # fmt: skip
-        """What steps cost from now on; `costs` are all fields of `struct cluster_costs`."""
+        """What steps cost from now on; `costs` are all fields of `struct cluster_costs`.
+
+        The first `pinned_neurons` of a unit stay without the cache, as the hot ones do.
+        """
         for name, value in costs.items():
             setattr(self._c.costs, name, value)
         self._c.num_cores, self._c.flags, self._c.hot_neurons = num_cores, flags, hot_neurons
+        self._c.pinned_neurons = max(hot_neurons, pinned_neurons)
         self._c.first_bytes, self._c.second_bytes = first_bytes, second_bytes
         self._c.bundle_bytes, self._c.merge_gap = bundle_bytes, merge_gap
         self._c.queue_depth = queue_depth

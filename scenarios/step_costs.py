@@ -209,5 +209,6 @@ class StepCosts:
             "barrier_ns": round(cpu.barrier_ns / self.now.cpu),
             "attention_ns": 0,
             "npu_ns": self.npu_ns(hot_neurons),
+            "hot_ns": 0,
             "joint": self.joint(),
         }  # fmt: skip

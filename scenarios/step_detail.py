@@ -17,7 +17,7 @@ from polyneuron.kernels.simulation import Stage
 PRED, GIO, GC, UDIO, UDC = (
     int(stage) for stage in (Stage.PRED, Stage.GIO, Stage.GC, Stage.UDIO, Stage.UDC)
 )
-ATTENTION = int(Stage.ATTENTION)
+ATTENTION, HOT = int(Stage.ATTENTION), int(Stage.HOT)
 COMPUTE_STAGES = {PRED: "pred", GC: "gc", UDC: "udc"}
 
 Told = tuple[int, str]
@@ -32,8 +32,8 @@ class StepDetail:
     num_reads: int = 0
 
     def events(self, records: NDArray[np.void], t_ns: int, step: int) -> list[Told]:
-        """Attention and the NPU as ops, clusters stage by stage, reads one event a cluster, of a
-        step whose layers begin at t_ns."""
+        """Attention, hot neurons and the NPU as ops, clusters stage by stage, reads one event a
+        cluster, of a step whose layers begin at t_ns."""
         told: list[Told] = []
         for at, ns, layer, cluster, stage, core, neurons, misses, size, _ in records.tolist():
             begin = t_ns + at
@@ -45,9 +45,10 @@ class StepDetail:
                 )))  # fmt: skip
             elif stage in (GIO, UDIO):
                 told.append((begin, self._read(ns, step, layer, size)))
-            elif stage == ATTENTION:
+            elif stage in (ATTENTION, HOT):
+                kind = "attention" if stage == ATTENTION else "feed_forward"
                 for worker in range(self.num_cores):
-                    told.append((begin, _op(f"worker.{worker}", ns, step, "attention", layer)))
+                    told.append((begin, _op(f"worker.{worker}", ns, step, kind, layer)))
             else:
                 told.append((begin, _op("npu.0", ns, step, "feed_forward", layer)))
         return told

@@ -19,6 +19,10 @@ static uint64_t *bits_of(const struct simulation *simulation, uint32_t sequence,
     return simulation->bits + ((size_t)sequence * num_units(simulation) + unit) * words;
 }
 
+static const struct neuron_law *law_of(const struct simulation *simulation, uint32_t layer) {
+    return simulation->layer_laws ? &simulation->layer_laws[layer] : &simulation->law;
+}
+
 size_t simulation_scratch_words(uint32_t num_neurons, uint32_t num_experts) {
     /* neurons, slots, misses (two words), a byte each for "missed", units, a layer's plan */
     return 5 * (size_t)num_neurons + num_neurons / 32 +
@@ -31,7 +35,8 @@ void simulation_begin(struct simulation *simulation, uint32_t sequence) {
     for (uint32_t unit = 0; unit < num_units(simulation); unit++) {
         uint64_t *bits = bits_of(simulation, sequence, unit);
         memset(bits, 0, simulation->law.num_neurons / 8);
-        activity_next(&simulation->law, bits, random, simulation->law.num_levels - 1);
+        activity_next(law_of(simulation, unit / experts->num_experts), bits, random,
+                      simulation->law.num_levels - 1);
     }
     uint8_t *chosen = simulation->chosen +
                       (size_t)sequence * simulation->num_layers * experts->num_used;
@@ -162,8 +167,8 @@ static int plan_unit(struct layer_run *run, uint32_t expert) {
             one->tokens += count_bits(bits_of(simulation, use->sequences[i], unit), at, to);
         run->totals->active += one->tokens;
     }
-    uint32_t n = list_bits(bits, hot, num, first, run->neurons);
-    run->totals->needed += n;
+    uint32_t n = list_bits(bits, simulation->pinned_neurons, num, first, run->neurons);
+    run->totals->needed += n + count_bits(bits, hot, simulation->pinned_neurons);
     run->totals->hot += count_bits(bits, 0, hot);
     look_up(run, first_cluster, first, n);
     plan->predicted = size * use->n > plan->predicted ? size * use->n : plan->predicted;
@@ -188,7 +193,7 @@ static void choose_experts(struct layer_run *run, uint32_t layer, const uint32_t
             struct unit_use *use = &run->uses[chosen[k]];
             use->sequences[use->n++] = sequence;
             uint32_t unit = layer * experts->num_experts + chosen[k];
-            activity_next(&simulation->law, bits_of(simulation, sequence, unit), random,
+            activity_next(law_of(simulation, layer), bits_of(simulation, sequence, unit), random,
                           levels[i]);
         }
     }
@@ -234,13 +239,14 @@ int simulation_step(struct simulation *simulation, const uint32_t *sequences,
 
 /* The neurons of the first n ranks, ascending. */
 static uint32_t list_hottest(struct layer_run *run, uint32_t unit, uint32_t n) {
-    const struct neuron_law *law = &run->simulation->law;
+    const struct simulation *simulation = run->simulation;
+    const struct neuron_law *law = law_of(simulation, unit / simulation->experts.num_experts);
     uint64_t bits[1024];
     memset(bits, 0, sizeof bits);
     for (uint32_t rank = 0; rank < n; rank++)
         bits[law->place[rank] / 64] |= 1ull << law->place[rank] % 64;
-    return list_bits(bits, run->simulation->hot_neurons, law->num_neurons,
-                     unit * law->num_neurons, run->neurons);
+    return list_bits(bits, simulation->pinned_neurons, law->num_neurons, unit * law->num_neurons,
+                     run->neurons);
 }
 
 void simulation_warm(struct simulation *simulation, uint32_t n) {

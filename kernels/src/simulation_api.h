@@ -12,7 +12,7 @@ struct joining {
     uint16_t neuron, other;        /* else another rank's */
 };
 
-/* How a layer's neurons behave; the same law for every unit. */
+/* How a layer's neurons behave; the same law for all of its units. */
 struct neuron_law {
     uint32_t num_neurons;          /* of a unit, a multiple of 64, at most 65536 */
     uint32_t num_levels;           /* of novelty, 1 to 32 */
@@ -57,6 +57,7 @@ struct cluster_costs {             /* ps unless it says ns */
     int64_t barrier_ns;            /* of a stage that all cores meet after */
     int64_t attention_ns;          /* of a layer */
     int64_t npu_ns;                /* hot neurons of a layer, alone on the memory */
+    int64_t hot_ns;                /* the same where the cores compute them, all together */
     int64_t joint;                 /* how much slower CPU and NPU are together, of 2^16 */
 };
 
@@ -72,7 +73,7 @@ struct step_totals {
 
 enum record_stage {
     STAGE_PRED = 0, STAGE_GIO = 1, STAGE_GC = 2, STAGE_UDIO = 3, STAGE_UDC = 4, STAGE_NPU = 5,
-    STAGE_ATTENTION = 6, NUM_STAGES = 7
+    STAGE_ATTENTION = 6, STAGE_HOT = 7, NUM_STAGES = 8
 };
 
 struct step_record {
@@ -83,9 +84,12 @@ struct step_record {
 
 struct simulation {
     struct neuron_law law;
+    const struct neuron_law *layer_laws; /* (num_layers) of the same sizes; NULL: all are as law */
     struct expert_law experts;
     struct cluster_costs costs;
-    uint32_t num_layers, cluster_neurons, hot_neurons; /* hot: a unit's first ones, on the NPU */
+    uint32_t num_layers, cluster_neurons;
+    uint32_t hot_neurons;          /* a unit's first ones, which are not predicted */
+    uint32_t pinned_neurons;       /* those that stay without the cache: the hot ones at least */
     uint32_t num_cores, queue_depth, cache_kind, flags;
     uint32_t first_bytes, second_bytes; /* of the reads of a neuron alone */
     uint32_t bundle_bytes;         /* from one neuron to the next in the file */

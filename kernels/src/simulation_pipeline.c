@@ -172,16 +172,30 @@ static void predict_all(struct run *run) {
     }
 }
 
-/* All cores compute attention, after who is last. */
-static void attend(struct run *run) {
-    int64_t begin = run->begin;
+static int64_t last_core(const struct run *run) {
+    int64_t last = run->begin;
     for (uint32_t i = 0; i < run->simulation->num_cores; i++)
-        if (run->core_free[i] > begin)
-            begin = run->core_free[i];
-    int64_t end = begin + run->simulation->costs.attention_ns * PS_PER_NS;
-    record(run, STAGE_ATTENTION, 0, 0, begin, end, 0);
+        if (run->core_free[i] > last)
+            last = run->core_free[i];
+    return last;
+}
+
+/* All cores compute together for so long, after who is last. */
+static void compute_together(struct run *run, int stage, int64_t ns) {
+    int64_t begin = last_core(run), end = begin + ns * PS_PER_NS;
+    record(run, stage, 0, 0, begin, end, 0);
     for (uint32_t i = 0; i < run->simulation->num_cores; i++)
         run->core_free[i] = end;
+}
+
+static void attend(struct run *run) {
+    compute_together(run, STAGE_ATTENTION, run->simulation->costs.attention_ns);
+}
+
+/* Hot neurons that the cores compute, before they look for rows that have landed. */
+static void compute_hot(struct run *run) {
+    if (run->simulation->costs.hot_ns)
+        compute_together(run, STAGE_HOT, run->simulation->costs.hot_ns);
 }
 
 static void run_pipeline(struct run *run) {
@@ -204,14 +218,6 @@ static void run_pipeline(struct run *run) {
 
 /* ---- with barriers */
 
-static int64_t last_core(const struct run *run) {
-    int64_t last = run->begin;
-    for (uint32_t i = 0; i < run->simulation->num_cores; i++)
-        if (run->core_free[i] > last)
-            last = run->core_free[i];
-    return last;
-}
-
 /* One stage of all clusters, then everybody meets. */
 static void compute_stage(struct run *run, int stage) {
     for (uint32_t i = 0; i < run->plan->num_clusters; i++) {
@@ -223,8 +229,8 @@ static void compute_stage(struct run *run, int stage) {
         run->core_free[i] = end;
 }
 
-/* Every cluster's reads of one stage; nobody computes before the last has landed. */
-static void read_stage(struct run *run, int stage) {
+/* Every cluster's reads of one stage, ordered now: when the last has landed. */
+static int64_t order_stage(struct run *run, int stage) {
     int64_t at = run->core_free[0], end = at;
     for (uint32_t i = 0; i < run->plan->num_clusters; i++) {
         const struct layer_cluster *one = &run->plan->clusters[i];
@@ -233,18 +239,29 @@ static void read_stage(struct run *run, int stage) {
         int64_t landed = is_read ? read_rows(run, stage, i, at, n) : at;
         end = landed > end ? landed : end;
     }
+    return end;
+}
+
+/* Nobody computes before that. */
+static void wait_until(struct run *run, int64_t end) {
     for (uint32_t i = 0; i < run->simulation->num_cores; i++) {
+        if (run->core_free[i] >= end)
+            continue;
+        run->idle += end - run->core_free[i];
         run->core_free[i] = end;
-        run->idle += end - at;
     }
 }
 
 static void run_barriers(struct run *run) {
     compute_stage(run, STAGE_PRED);
-    read_stage(run, STAGE_GIO);
+    int64_t landed = order_stage(run, STAGE_GIO);
+    if (run->simulation->flags & FLAG_LOOKAHEAD)
+        attend(run);
+    compute_hot(run);
+    wait_until(run, landed);
     compute_stage(run, STAGE_GC);
     if (run->simulation->flags & FLAG_TWO_PHASE)
-        read_stage(run, STAGE_UDIO);
+        wait_until(run, order_stage(run, STAGE_UDIO));
     compute_stage(run, STAGE_UDC);
 }
 
@@ -295,13 +312,15 @@ int64_t run_layer(struct simulation *simulation, const struct layer_plan *plan, 
         predict_all(&run);
         if (simulation->flags & FLAG_LOOKAHEAD)
             attend(&run);
+        compute_hot(&run);
         run_pipeline(&run);
     }
     int64_t end = last_core(&run), npu_end = begin_ps + attention + npu;
     if (npu)
         record(&run, STAGE_NPU, 0, 0, begin_ps + attention, npu_end, 0);
     end = npu_end > end ? npu_end : end;
-    int64_t least = begin_ps + attention + (ideal > npu ? ideal : npu);
+    int64_t hot = simulation->costs.hot_ns * PS_PER_NS;
+    int64_t least = begin_ps + attention + hot + (ideal > npu ? ideal : npu);
     if (plan->misses && end > least)
         totals->exposed_ns += (end - least) / PS_PER_NS;
     for (uint32_t i = 0; i < simulation->num_cores; i++)

@@ -75,12 +75,29 @@ static void set_law(struct simulation *simulation)
     experts->alias_expert = words(experts->num_experts, experts->num_experts);
 }
 
+/* Each layer has a law of its own, or all have one. */
+static void set_layer_laws(struct simulation *simulation)
+{
+    const struct neuron_law *law = &simulation->law;
+    if (pick(2))
+        return;
+    struct neuron_law *own = block(simulation->num_layers * sizeof *own);
+    for (uint32_t layer = 0; layer < simulation->num_layers; layer++) {
+        own[layer] = *law;
+        own[layer].place = shuffled(law->num_neurons);
+        own[layer].joining = joining(&own[layer]);
+        own[layer].leave = words(LEVELS * law->num_neurons, 0);
+    }
+    simulation->layer_laws = own;
+}
+
 static void set_costs(struct cluster_costs *costs)
 {
     *costs = (struct cluster_costs){
         pick(100), pick(9000), pick(9000), pick(900), pick(900), pick(900), pick(9000),
         pick(9000000), pick(9000000), pick(9000000), pick(900000), pick(90000), pick(900000),
-        (uint32_t)next_random(&state), pick(9000), pick(90000), pick(90000), 65536 + pick(65536)};
+        (uint32_t)next_random(&state), pick(9000), pick(90000), pick(90000), pick(2) * pick(90000),
+        65536 + pick(65536)};
 }
 
 static void *new_cache(struct simulation *simulation, uint32_t neurons, uint32_t slots)
@@ -117,8 +134,11 @@ static void one_life(void)
     set_costs(&simulation.costs);
     uint32_t num = simulation.law.num_neurons, sequences = 1 + pick(4);
     simulation.num_layers = 1 + pick(3);
+    set_layer_laws(&simulation);
     simulation.cluster_neurons = 64;
     simulation.hot_neurons = 64 * pick(num / 64 + 1);
+    simulation.pinned_neurons = simulation.hot_neurons;
+    simulation.pinned_neurons += 64 * pick((num - simulation.hot_neurons) / 64 + 1);
     simulation.num_cores = 1 + pick(6);
     simulation.cache_kind = pick(4);
     simulation.flags = pick(8);

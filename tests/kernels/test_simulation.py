@@ -1,6 +1,7 @@
 """The simulated step against plain models: times that can be added up by hand, what is missed."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ COSTS = {
     "up_down_token": 7 * PS, "neuron": 11 * PS, "miss": 13 * PS, "first_read": 400 * PS,
     "second_read": 300 * PS, "run_read": 350 * PS, "run_neuron": 90 * PS, "latency_ns": 5000,
     "tail_ns": 0, "tail_share": 0, "barrier_ns": 700, "attention_ns": 9000, "npu_ns": 0,
-    "joint": 65536,
+    "hot_ns": 0, "joint": 65536,
 }  # fmt: skip
 NO_FLAG = StepFlag(0)
 Needed = NDArray[np.uint32]
@@ -44,15 +45,16 @@ def law(novelty: int = 1) -> LawTables:
 
 def simulation(
     kind: CacheKind = CacheKind.ALL, slots: int = 0, cores: int = 1, hot: int = 0, gap: int = 0,
-    flags: StepFlag = NO_FLAG, sequences: int = 1, **costs: int,
+    flags: StepFlag = NO_FLAG, sequences: int = 1, pinned: int = 0,
+    laws: list[LawTables] | None = None, **costs: int,
 ) -> StepSimulation:  # fmt: skip
     made = StepSimulation(
-        law(), num_layers=LAYERS, cluster_neurons=CLUSTER, max_sequences=sequences,
+        laws or law(), num_layers=LAYERS, cluster_neurons=CLUSTER, max_sequences=sequences,
         cache_kind=kind, num_slots=slots, seed=1, max_records=4096,
     )  # fmt: skip
     made.configure(
         {**COSTS, **costs}, num_cores=cores, flags=flags, hot_neurons=hot, first_bytes=256,
-        second_bytes=512, bundle_bytes=768, merge_gap=gap, queue_depth=32,
+        second_bytes=512, bundle_bytes=768, merge_gap=gap, queue_depth=32, pinned_neurons=pinned,
     )  # fmt: skip
     for sequence in range(sequences):
         made.begin(sequence)
@@ -125,6 +127,21 @@ class TestTimes:
         ahead = step(simulation(CacheKind.NONE, flags=StepFlag.LOOKAHEAD))
         assert ahead.bytes == usual.bytes
         assert ahead.layers_ns < usual.layers_ns
+
+    def test_barrier_waits_for_what_attention_does_not_hide(self) -> None:
+        flags = StepFlag.BARRIER | StepFlag.LOOKAHEAD
+        usual = step(simulation(CacheKind.NONE, flags=StepFlag.BARRIER))
+        ahead = step(simulation(CacheKind.NONE, flags=flags))
+        assert ahead.bytes == usual.bytes and ahead.compute_ns == usual.compute_ns
+        # A layer's reads take longer than its attention, which they now lie beside.
+        assert usual.layers_ns - ahead.layers_ns == LAYERS * 9000
+        long = step(simulation(CacheKind.NONE, flags=flags, attention_ns=1_000_000))
+        assert long.layers_ns == LAYERS * (1_000_000 + 3 * 700) + long.compute_ns
+
+    def test_hot_neurons_of_the_cores_take_their_time(self) -> None:
+        plain, hot = step(simulation()), step(simulation(hot_ns=4321))
+        assert hot.layers_ns == plain.layers_ns + LAYERS * 4321
+        assert hot.compute_ns == plain.compute_ns
 
     def test_reads_wait_for_the_one_queue(self) -> None:
         made = simulation(CacheKind.NONE, cores=4, first_read=100_000 * PS)
@@ -227,12 +244,33 @@ class TestMisses:
                         bytes_read += 256 if len(run) == 1 else span * 768
         assert (totals.reads, totals.bytes) == (reads, bytes_read)
 
+    def test_pinned_neurons_are_predicted_and_not_looked_up(self) -> None:
+        made = simulation(CacheKind.NONE, hot=64, pinned=128)
+        totals = step(made)
+        cold = sum(
+            int((needed(made, layer) - layer * NEURONS >= 128).sum()) for layer in range(LAYERS)
+        )
+        predicted = sum(len(needed(made, layer, 1, 64)) for layer in range(LAYERS))
+        assert totals.misses == cold < predicted == totals.needed == totals.active
+
     def test_warm_cache_has_the_hottest(self) -> None:
         cold, warm = simulation(CacheKind.NEURON, 400), simulation(CacheKind.NEURON, 400)
         warm.warm(400 // LAYERS)
         assert step(warm).misses < step(cold).misses
         cache = warm.cache
         assert cache is not None and cache.counters().num_resident <= 400
+
+
+def test_layers_may_have_laws_of_their_own() -> None:
+    busy, calm = law(), law()
+    calm = replace(calm, num_draws=np.array([256, 256], np.uint32))
+    made = simulation(laws=[busy, calm, busy])
+    step(made)
+    counts = [len(needed(made, layer)) for layer in range(LAYERS)]
+    assert counts[1] <= 2
+    assert min(counts[0], counts[2]) > 20
+    with pytest.raises(ValueError, match="2 laws for 3 layers"):
+        simulation(laws=[busy, calm])
 
 
 class TestRecords:
