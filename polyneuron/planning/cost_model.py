@@ -24,6 +24,8 @@ DENSE, EXACT, PREDICTED = "dense", "exact", "predicted"
 
 OPS_A_LAYER = {DENSE: 8, EXACT: 9, PREDICTED: 11}
 """Of the decode program: norm, q/k/v, rotation, attention, output, norm, and the feed forward's."""
+OPS_OUTSIDE = 3
+"""Beyond its layers: embedding, norm, head."""
 CLAIMS = 8
 """In so many claims an executor takes its share of an op; who is first waits for half of one."""
 OUTSIDE_NS = 100_000.0
@@ -100,6 +102,34 @@ class StepCost:
 
 
 @dataclass(frozen=True, slots=True)
+class Prices:
+    """What the parts of a decode step cost so many workers together: ns of wall time, without the
+    wait for whoever has claimed last. Rows are single ones, for one token, among rows at random."""
+
+    outside_ns: float
+    """Of a step, between two of them and around its layers; without the head."""
+    handoffs_ns: float
+    """Of a layer's ops."""
+    head_ns: float
+    attention_ns: float
+    """One layer's weights."""
+    position_ns: float
+    """One layer's keys and values, of each position that some sequence looks back on."""
+    feed_forward_ns: float
+    """One layer in tiles; 0 in bundles."""
+    decide_ns: float
+    """One layer's deciding rows as tiles."""
+    gate_ns: float
+    up_ns: float
+    """0 where the deciding row is the up row."""
+    down_ns: float
+    hidden_ns: float = 0.0
+    """One layer's predictor: fc1,"""
+    scores_ns: float = 0.0
+    """and fc2."""
+
+
+@dataclass(frozen=True, slots=True)
 class CostModel:
     """A model on a device."""
 
@@ -113,7 +143,62 @@ class CostModel:
 
     def step(self, knobs: Knobs, batch: int = 1) -> StepCost:
         """What a decode step costs with these knobs."""
-        return _Step(self, knobs, batch).cost()
+        return _Step(self, knobs, batch, self.prices(knobs, batch)).cost()
+
+    def prices(self, knobs: Knobs, batch: int = 1) -> Prices:
+        """What the parts of such a step cost; whoever plays a step part by part adds them up."""
+        return _priced(self, knobs, batch)
+
+    def missed_ns(self, read_cpu_ns: float) -> float:
+        """Processor time of a missed neuron, its read's included."""
+        return read_cpu_ns + self.device.cache.miss_ns + LAND_NS
+
+    def reads_of(self, num_bytes: float, depth: float) -> ReadSpeed:
+        """Reads at random; long ones, as of clusters of experts, are as fast as layers' reads."""
+        if num_bytes < LONG_READ_BYTES:
+            return self.device.random_reads(num_bytes, depth)
+        speed = self.device.layer_reads()
+        share = num_bytes / speed.read_bytes
+        return replace(
+            speed, reads_per_s=speed.reads_per_s / share, cpu_ns=speed.cpu_ns * share,
+            latency_ns=round(1e9 * share / speed.reads_per_s), read_bytes=round(num_bytes),
+        )  # fmt: skip
+
+
+def _priced(model: CostModel, knobs: Knobs, batch: int) -> Prices:
+    device, work, predictor = model.device, model.work, model.predictor
+    workers, board = knobs.workers, model.device.step(knobs.workers)
+
+    def rate(kernel: Kernel, storage: str, cols: int, tokens: int = 1) -> float:
+        return device.kernel_bytes_per_s(kernel, storage, cols, workers, tokens)
+
+    def tiles(matrices: Iterable[Matrix]) -> float:
+        return sum(m.num_bytes * 1e9 / rate(Kernel.TILES, m.storage, m.cols, batch)
+                   for m in matrices)  # fmt: skip
+
+    def row(kernel: Kernel, storage: str, row_bytes: int) -> float:
+        """For one token, among rows at random."""
+        assert rows is not None
+        return row_bytes * 1e9 / rate(kernel, storage, rows.cols)
+
+    rows = work.rows
+    is_predicted = knobs.mode == PREDICTED and predictor is not None
+    hidden = [predictor.hidden] if is_predicted and predictor and predictor.hidden else []
+    scores = [predictor.scores] if is_predicted and predictor else []
+    return Prices(
+        outside_ns=OUTSIDE_NS + board.step_ns + OPS_OUTSIDE * board.op_ns,
+        handoffs_ns=OPS_A_LAYER[knobs.mode] * board.op_ns,
+        head_ns=tiles([work.head]),
+        attention_ns=tiles(work.attention),
+        position_ns=work.kv_bytes * 1e9 / rate(Kernel.ATTENTION, "f16", 128),
+        feed_forward_ns=tiles(work.feed_forward),
+        decide_ns=tiles([rows.decide]) if rows else 0.0,
+        gate_ns=row(Kernel.DOT, rows.decide_type, rows.decide_row) if rows else 0.0,
+        up_ns=row(Kernel.DOT, rows.up_type, rows.up_row) if rows and rows.up_row else 0.0,
+        down_ns=row(Kernel.AXPY, rows.down_type, rows.down_row) if rows else 0.0,
+        hidden_ns=tiles(hidden),
+        scores_ns=tiles(scores),
+    )
 
 
 def moved_bytes(read_bytes: int) -> int:
@@ -141,6 +226,7 @@ class _Step:
     model: CostModel
     knobs: Knobs
     batch: int
+    prices: Prices
 
     # ---- kernels
 
@@ -148,22 +234,6 @@ class _Step:
         """With the wait for whoever has claimed last."""
         n = self.knobs.workers
         return ns * (1.0 + (n - 1) / n / (2 * CLAIMS))
-
-    def _rate(self, kernel: Kernel, storage: str, cols: int, tokens: int = 1) -> float:
-        device = self.model.device
-        return device.kernel_bytes_per_s(kernel, storage, cols, self.knobs.workers, tokens)
-
-    def _tiles(self, matrices: Iterable[Matrix], share: float = 1.0) -> float:
-        return self._balanced(
-            sum(
-                share * m.num_bytes * 1e9 / self._rate(Kernel.TILES, m.storage, m.cols, self.batch)
-                for m in matrices
-            )
-        )
-
-    def _row_ns(self, kernel: Kernel, storage: str, row_bytes: int) -> float:
-        """One row for one token, among rows at random."""
-        return row_bytes * 1e9 / self._rate(kernel, storage, self._rows.cols)
 
     @property
     def _rows(self) -> RowWork:
@@ -180,30 +250,24 @@ class _Step:
     def _up_and_down(self, union: float, gated: float) -> float:
         """`union` neurons get their up row by every token, `gated` ones of each token their down
         row if the product is not zero."""
-        rows = self._rows
-        up = self._row_ns(Kernel.DOT, rows.up_type, rows.up_row) if rows.up_row else 0.0
-        down = self._row_ns(Kernel.AXPY, rows.down_type, rows.down_row)
-        active = gated * self._hotness.active_share
-        return self._balanced(self.batch * (union * up + active * down))
+        active, prices = gated * self._hotness.active_share, self.prices
+        return self._balanced(self.batch * (union * prices.up_ns + active * prices.down_ns))
 
     # ---- a layer's feed forward by mode
 
     def _every_neuron(self) -> _Layer:
-        work = self.model.work
-        if work.rows is None:
-            ns = self._tiles(work.feed_forward)
-            return _Layer(0.0, ns)
-        rows = work.rows
-        up = self._row_ns(Kernel.DOT, rows.up_type, rows.up_row) if rows.up_row else 0.0
-        down = self._row_ns(Kernel.AXPY, rows.down_type, rows.down_row)
-        others = self._balanced(self.batch * rows.num_neurons * (up + down) / IN_ORDER)
-        return _Layer(0.0, self._tiles([rows.decide]) + others)
+        rows, prices = self.model.work.rows, self.prices
+        if rows is None:
+            return _Layer(0.0, self._balanced(prices.feed_forward_ns))
+        each = (prices.up_ns + prices.down_ns) / IN_ORDER
+        others = self.batch * rows.num_neurons * each
+        return _Layer(0.0, self._balanced(prices.decide_ns + others))
 
     def _gates_first(self) -> _Layer:
         rows, hotness = self._rows, self._hotness
         union = hotness.needed(self.batch) * rows.num_neurons
         gated = hotness.needed() * rows.num_neurons
-        decide = self._tiles([rows.decide])
+        decide = self._balanced(self.prices.decide_ns)
         compute = decide + self._up_and_down(union, gated)
         if not self.knobs.cold_slots:
             return _Layer(decide, compute)
@@ -216,10 +280,10 @@ class _Step:
         assert predictor is not None
         num = rows.num_neurons
         hot, pinned = self.knobs.hot_neurons / num, self.knobs.pinned_neurons / num
-        hidden = self._tiles([predictor.hidden]) if predictor.hidden else 0.0
-        scores = self._tiles([predictor.scores], 1.0 - hot)
+        hidden = self._balanced(self.prices.hidden_ns)
+        scores = self._balanced(self.prices.scores_ns * (1.0 - hot))
         asked, found = predictor.asked, predictor.found
-        gate = self._row_ns(Kernel.DOT, rows.decide_type, rows.decide_row)
+        gate = self.prices.gate_ns
         gates = self._balanced(self.batch * num * (hot / IN_ORDER + asked.needed(1, hot)) * gate)
         cold = num * found.needed(1, hot)
         compute = hidden + scores + gates + self._up_and_down(cold, cold)
@@ -237,11 +301,10 @@ class _Step:
         rows, hotness = self._rows, self.model.hotness
         is_sparse = self.knobs.mode == EXACT and hotness is not None
         open_share = hotness.needed() if is_sparse and hotness else 1.0
-        gate = self._row_ns(Kernel.DOT, rows.decide_type, rows.decide_row)
-        up = self._row_ns(Kernel.DOT, rows.up_type, rows.up_row) if rows.up_row else 0.0
-        down = self._row_ns(Kernel.AXPY, rows.down_type, rows.down_row)
+        prices = self.prices
         used = self.batch * rows.num_neurons * rows.num_used / rows.num_experts
-        compute = self._balanced(used * (gate + open_share * (up + down)) / IN_ORDER)
+        each = prices.gate_ns + open_share * (prices.up_ns + prices.down_ns)
+        compute = self._balanced(used * each / IN_ORDER)
         if not self.knobs.cold_slots:
             return _Layer(0.0, compute)
         kept = rows.num_neurons / rows.slot_neurons
@@ -264,29 +327,17 @@ class _Step:
         workers, cores = self.knobs.workers, self.model.device.num_cores
         return max(compute_ns, cpu_ns, (workers * compute_ns + cpu_ns) / max(workers, cores))
 
-    def _reads_of(self, num_bytes: float, depth: float) -> ReadSpeed:
-        """Reads at random; long ones, as of clusters of experts, are as fast as layers' reads."""
-        device = self.model.device
-        if num_bytes < LONG_READ_BYTES:
-            return device.random_reads(num_bytes, depth)
-        speed = device.layer_reads()
-        share = num_bytes / speed.read_bytes
-        return replace(
-            speed, reads_per_s=speed.reads_per_s / share, cpu_ns=speed.cpu_ns * share,
-            latency_ns=round(1e9 * share / speed.reads_per_s), read_bytes=round(num_bytes),
-        )  # fmt: skip
-
     def _with_reads(self, layer: _Layer, attention_ns: float, read_bytes: int) -> float:
         """Attention and feed forward of a layer that misses neurons."""
-        device, knobs, work = self.model.device, self.knobs, self.model.work
+        knobs, work = self.knobs, self.model.work
         if layer.reads <= 0:
             return attention_ns + layer.compute_ns
         moved = moved_bytes(read_bytes)
-        speed = self._reads_of(moved, min(knobs.queue_depth, max(1.0, layer.reads)))
-        cpu_ns = layer.reads * (speed.cpu_ns + device.cache.miss_ns + LAND_NS)
+        speed = self.model.reads_of(moved, min(knobs.queue_depth, max(1.0, layer.reads)))
+        cpu_ns = layer.reads * self.model.missed_ns(speed.cpu_ns)
         # The last neuron to land still has to be computed: a cluster's part of the layer.
         last = (layer.compute_ns - layer.early_ns) / (work.rows.num_clusters if work.rows else 1)
-        first_ns = self._reads_of(moved, 1).latency_ns
+        first_ns = self.model.reads_of(moved, 1).latency_ns
         reading = layer.early_ns + first_ns + layer.reads * 1e9 / speed.reads_per_s + last
         if knobs.is_looking_ahead:
             return max(self._shared(attention_ns + layer.compute_ns, cpu_ns), reading)
@@ -295,12 +346,11 @@ class _Step:
     def cost(self) -> StepCost:
         """Add everything up."""
         work, device, knobs = self.model.work, self.model.device, self.knobs
-        keys = work.kv_bytes * self.model.positions * self.batch
-        attention = self._tiles(work.attention)
-        attention += keys * 1e9 / self._rate(Kernel.ATTENTION, "f16", 128)
-        step = device.step(knobs.workers)
-        num_ops = OPS_A_LAYER[knobs.mode] * work.num_layers + 3
-        outside = OUTSIDE_NS + step.step_ns + num_ops * step.op_ns + self._tiles([work.head])
+        prices = self.prices
+        attention = self._balanced(prices.attention_ns)
+        attention += prices.position_ns * self.model.positions * self.batch
+        outside = prices.outside_ns + work.num_layers * prices.handoffs_ns
+        outside += self._balanced(prices.head_ns)
         layer = self._feed_forward()
         predicted = knobs.mode == PREDICTED
         resident = work.num_layers if predicted else knobs.num_resident
