@@ -8,7 +8,7 @@ from pathlib import Path
 from polyneuron.io.bundle_reader import BundleRead, read_bundles
 from polyneuron.io.file_device import open_device
 from polyneuron.io.section_reader import SectionRead, read_sections
-from polyneuron.io.weight_reader import ReadReport, WeightRead, read_weights
+from polyneuron.io.weight_reader import ReadReport, WeightRead, read_parted, read_weights
 from polyneuron.kernels.arena import Arena
 
 Reads = list[WeightRead | SectionRead | BundleRead]
@@ -24,8 +24,11 @@ def read_all(path: Path, reads: Reads, arena: Arena, progress: Callable[[int], N
     def count(num_bytes: int) -> None:
         progress(sum(report.num_bytes for report in reports) + num_bytes)
 
+    weights = [read for read in reads if isinstance(read, WeightRead)]
+    if weights and weights[0].files is not None:
+        return read_parted(path, weights, arena, count)
     with open_device(path) as device:
-        if weights := [read for read in reads if isinstance(read, WeightRead)]:
+        if weights:
             reports.append(read_weights(device, weights, arena, count))
         if sections := [read for read in reads if isinstance(read, SectionRead) and not read.path]:
             reports.append(read_sections(device, sections, arena, count))

@@ -9,10 +9,12 @@ file compares the time of its last change as well (`polyneuron.model.model_cache
 from __future__ import annotations
 
 import hashlib
-import os
+
+import numpy as np
 
 from polyneuron.errors import FormatError
 from polyneuron.io.gguf_file import GgufHeader
+from polyneuron.io.model_files import FilesReader
 
 SAMPLE_BYTES = 4096
 READ_BYTES = 1 << 20
@@ -20,22 +22,34 @@ READ_BYTES = 1 << 20
 
 def content_key(header: GgufHeader) -> str:
     """The key as 64 hexadecimal digits."""
+    if header.file_bytes < header.data_offset:
+        raise FormatError(f"{header.path}: no data behind the header; fetch it again")
     digest = hashlib.sha256(f"gguf {header.file_bytes} {header.data_offset}\n".encode())
-    fd = os.open(header.path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        for start in range(0, header.data_offset, READ_BYTES):
-            digest.update(_read(fd, start, min(READ_BYTES, header.data_offset - start)))
+    with FilesReader(header.files) as reader:
+        if header.files.is_plain:
+            for start in range(0, header.data_offset, READ_BYTES):
+                count = min(READ_BYTES, header.data_offset - start)
+                digest.update(_read(reader, start, count))
+        else:
+            _add_meaning(digest, header)
         for tensor in header.tensors:
             count = min(SAMPLE_BYTES, tensor.num_bytes)
             rest = tensor.num_bytes - count
             for place in dict.fromkeys((0, rest // 2, rest)):
-                digest.update(_read(fd, tensor.offset + place, count))
-        if header.file_bytes < header.data_offset:
-            raise FormatError(f"{header.path}: no data behind the header; fetch it again")
-    finally:
-        os.close(fd)
+                digest.update(_read(reader, tensor.offset + place, count))
     return digest.hexdigest()
 
 
-def _read(fd: int, offset: int, num_bytes: int) -> bytes:
-    return os.pread(fd, num_bytes, offset)
+def _add_meaning(digest: hashlib._Hash, header: GgufHeader) -> None:
+    """What several files say before their tensors, however they are spelled and cut."""
+    for key, value in sorted(header.metadata.items()):
+        plain = value.tobytes() if isinstance(value, np.ndarray) else value
+        digest.update(repr((key, plain)).encode("utf-8", "surrogatepass"))
+    for tensor in header.tensors:
+        digest.update(repr((tensor.name, tensor.type_id, tensor.shape)).encode())
+
+
+def _read(reader: FilesReader, address: int, num_bytes: int) -> memoryview:
+    out = np.empty(num_bytes, np.uint8)
+    reader.read(address, out)
+    return out.data

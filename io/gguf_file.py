@@ -17,6 +17,7 @@ from polyneuron.io.file_kind import GGUF_MAGIC, HEAD_BYTES, check_gguf_magic, ch
 from polyneuron.io.ggml_types import SUPPORTED_NAMES, why_unsupported
 from polyneuron.io.gguf_tensors import GgufTensor, place_tensors, read_table
 from polyneuron.io.gguf_values import U32, U64, GgufReader, quoted, quoted_value
+from polyneuron.io.model_files import FilesReader, ModelFiles
 
 __all__ = ["GgufHeader", "GgufTensor", "check_supported", "read_header", "read_vector"]
 
@@ -42,6 +43,8 @@ class GgufHeader:
     data_offset: int
     file_bytes: int
     by_name: dict[str, GgufTensor] = field(repr=False)
+    files: ModelFiles = field(repr=False)
+    """Where the tensors' offsets lie; in a header of one file they are places in it."""
 
     def tensor(self, name: str) -> GgufTensor:
         """The tensor of that name, or FormatError naming file and tensor."""
@@ -68,15 +71,7 @@ def read_header(path: Path | str, magics: tuple[bytes, ...] = (GGUF_MAGIC,)) -> 
 
 
 def check_supported(header: GgufHeader) -> None:
-    """UnsupportedError when the file is part of a split model or holds a tensor type not read."""
-    num_parts = header.metadata.get("split.count", 1)
-    if isinstance(num_parts, int) and num_parts > 1:
-        part = header.metadata.get("split.no", 0)
-        part_text = part + 1 if isinstance(part, int) else "?"
-        raise UnsupportedError(
-            f"{header.path}: part {part_text} of a model split into {num_parts} files, which this "
-            "version cannot read; join them with llama-gguf-split --merge"
-        )
+    """UnsupportedError when the model holds a tensor type that is not read."""
     for tensor in header.tensors:
         reason = why_unsupported(tensor.type_id)
         if reason is not None:
@@ -113,6 +108,7 @@ def _parse(path: Path, reader: GgufReader) -> GgufHeader:
         data_offset=data_offset,
         file_bytes=reader.num_bytes,
         by_name={tensor.name: tensor for tensor in tensors},
+        files=ModelFiles.of_file(path, reader.num_bytes),
     )
 
 
@@ -157,9 +153,7 @@ def read_vector(header: GgufHeader, tensor: GgufTensor) -> NDArray[np.float32]:
             f"{header.path}: tensor {quoted(tensor.name)} is {tensor.type_name} of shape "
             f"{tensor.shape}; a short F32 vector is expected"
         )
-    with header.path.open("rb") as file:
-        file.seek(tensor.offset)
-        raw = file.read(tensor.num_bytes)
-    if len(raw) != tensor.num_bytes:
-        raise FormatError(f"{header.path}: cut off inside tensor {quoted(tensor.name)}")
-    return np.frombuffer(raw, dtype="<f4").astype(np.float32)
+    raw = np.empty(tensor.num_bytes, np.uint8)
+    with FilesReader(header.files) as reader:
+        reader.read(tensor.offset, raw)
+    return raw.view("<f4").astype(np.float32)

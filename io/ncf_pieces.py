@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,11 +16,11 @@ from polyneuron.errors import FormatError
 from polyneuron.io.block_device import ByteRange
 from polyneuron.io.gguf_file import GgufHeader
 from polyneuron.io.gguf_tensors import GgufTensor
+from polyneuron.io.model_files import FilesReader
 from polyneuron.io.ncf_format import LINE_BYTES, BundleShape, NcfManifest, NcfTensor, round_up
 from polyneuron.io.neuron_rows import (
     Bytes,
     matrices_of,
-    read_exactly,
     rows_of_tiles,
     transpose_rows,
 )
@@ -136,11 +135,11 @@ class PieceMaker:
         self._down_layer = -1
         self._down: Bytes = np.empty((0, 0), np.uint8)
         self._down_error = PackError()
-        self._fd = os.open(header.path, os.O_RDONLY | os.O_CLOEXEC)
+        self._reader = FilesReader(header.files)
 
     def close(self) -> None:
-        """Close the file for random reads."""
-        os.close(self._fd)
+        """Close the files for random reads."""
+        self._reader.close()
 
     def make(self, piece: Piece) -> MadePiece:
         """The piece's bytes."""
@@ -208,7 +207,7 @@ class PieceMaker:
             raw = np.empty(len(neurons) * source.row_bytes, np.uint8)
             for row, neuron in zip(raw.reshape(len(neurons), -1), neurons, strict=True):
                 offset = source.offset + int(neuron) * source.row_bytes
-                read_exactly(self._fd, source, offset, row)
+                self._reader.read(offset, row)
         tiles = np.empty(num_tiles(len(neurons)) * tile_bytes(storage, tensor.cols), np.uint8)
         error = pack_rows_into(source, storage, raw, tiles)
         return rows_of_tiles(storage, tiles, len(neurons), tensor.cols), error
@@ -222,7 +221,7 @@ class PieceMaker:
             self._down = _room(self._spill, tensor.rows, tensor.num_bytes)
             self._down_error = PackError()
             for part, rows in matrices_of(source, self._down):
-                self._down_error += transpose_rows(self._fd, part, storage, rows)
+                self._down_error += transpose_rows(self._reader, part, storage, rows)
             self._down_layer = section_index
         return self._down, self._down_error
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyneuron.errors import DeviceError, FormatError
+from polyneuron.errors import FormatError
 from polyneuron.io.ggml_types import GGML_TYPES
 from polyneuron.io.gguf_tensors import GgufTensor
 from polyneuron.io.gguf_values import quoted
+from polyneuron.io.model_files import FilesReader
 from polyneuron.io.pack import HALF_MAX, PackError, decode_rows
 from polyneuron.kernels.quant import (
     BLOCK_COLS,
@@ -103,7 +103,9 @@ def matrices_of(tensor: GgufTensor, out: Bytes) -> Iterator[tuple[GgufTensor, By
         yield part, out[index * num_rows : (index + 1) * num_rows]
 
 
-def transpose_rows(fd: int, tensor: GgufTensor, storage: StorageType, out: Bytes) -> PackError:
+def transpose_rows(
+    reader: FilesReader, tensor: GgufTensor, storage: StorageType, out: Bytes
+) -> PackError:
     """All columns of a GGUF matrix as neuron-major rows into out (num_cols, row_bytes).
 
     A slab of columns is read at once, row by row, and decoded panel by panel.
@@ -116,7 +118,7 @@ def transpose_rows(fd: int, tensor: GgufTensor, storage: StorageType, out: Bytes
     total = PackError()
     for first in range(0, blocks, slab_blocks):
         count = min(slab_blocks, blocks - first)
-        read_columns(fd, tensor, first * kind.block_bytes, slab[:, : count * kind.block_bytes])
+        read_columns(reader, tensor, first * kind.block_bytes, slab[:, : count * kind.block_bytes])
         for start in range(0, count, panel_blocks):
             num = min(panel_blocks, count - start)
             raw = slab[:, start * kind.block_bytes : (start + num) * kind.block_bytes]
@@ -125,30 +127,11 @@ def transpose_rows(fd: int, tensor: GgufTensor, storage: StorageType, out: Bytes
             values = decode_rows(panel, np.ascontiguousarray(raw).reshape(-1))
             at = (first + start) * kind.block_values
             total += pack_columns(tensor, storage, values, out[at : at + cols])
-    os.posix_fadvise(fd, tensor.offset, tensor.num_bytes, os.POSIX_FADV_DONTNEED)
+    reader.forget(tensor.offset, tensor.num_bytes)
     return total
 
 
-def read_columns(fd: int, tensor: GgufTensor, byte_offset: int, out: Bytes) -> None:
+def read_columns(reader: FilesReader, tensor: GgufTensor, byte_offset: int, out: Bytes) -> None:
     """The bytes from `byte_offset` on of every row of a matrix into out (num_rows, num_bytes)."""
     for row in range(tensor.num_rows):
-        read_exactly(fd, tensor, tensor.offset + row * tensor.row_bytes + byte_offset, out[row])
-
-
-def read_exactly(fd: int, tensor: GgufTensor, offset: int, out: Bytes) -> None:
-    """Fill `out` from the file; DeviceError naming the tensor when it cannot be filled."""
-    view, done = out.data, 0
-    while done < len(view):
-        try:
-            count = os.preadv(fd, [view[done:]], offset + done)
-        except OSError as error:
-            raise DeviceError(
-                f"tensor {quoted(tensor.name)}: read at byte {offset + done} failed: "
-                f"{error.strerror}"
-            ) from error
-        if count == 0:
-            raise DeviceError(
-                f"tensor {quoted(tensor.name)}: the file ends at byte {offset + done}; fetch it "
-                "again"
-            )
-        done += count
+        reader.read(tensor.offset + row * tensor.row_bytes + byte_offset, out[row])

@@ -6,15 +6,17 @@ next ones are being read while one is packed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from polyneuron.errors import FormatError
 from polyneuron.io.block_device import BlockDevice, ByteRange
 from polyneuron.io.gguf_file import GgufTensor
+from polyneuron.io.model_files import ModelFiles, views_of
 from polyneuron.io.pack import PackError, pack_rows_into, vector_values
 from polyneuron.io.read_ahead import read_ahead
 from polyneuron.kernels.arena import Arena
@@ -31,6 +33,8 @@ class WeightRead:
     storage: StorageType | None
     offset: int
     num_bytes: int
+    files: ModelFiles | None = None
+    """Where the tensor's offset lies; None: in the model's one file."""
 
     @property
     def file_bytes(self) -> int:
@@ -52,23 +56,48 @@ def read_weights(
     device: BlockDevice, reads: list[WeightRead], arena: Arena, progress: Callable[[int], None]
 ) -> ReadReport:
     """Bring every weight to its place; `progress` is called with the bytes read so far."""
+    chunks = [chunk for read in reads for chunk in _chunks(read)]
+    views = read_ahead(device, [chunk.source for chunk in chunks])
+    total, lossy = _place_all(device.info().path, chunks, views, arena, progress)
+    return ReadReport(total, device.info().is_direct, lossy)
+
+
+def read_parted(
+    path: Path, reads: list[WeightRead], arena: Arena, progress: Callable[[int], None]
+) -> ReadReport:
+    """The same for weights in several files; `path` stands for all of them in errors."""
+    chunks = [chunk for read in reads for chunk in _chunks(read)]
+    files = reads[0].files
+    assert files is not None
+    views = views_of(files, [chunk.source for chunk in chunks])
+    total, lossy = _place_all(path, chunks, views, arena, progress)
+    return ReadReport(total, False, lossy)
+
+
+def _place_all(
+    path: Path,
+    chunks: list[_Chunk],
+    ahead: Generator[memoryview, None, None],
+    arena: Arena,
+    progress: Callable[[int], None],
+) -> tuple[int, dict[str, PackError]]:
+    """Bytes read, and the tensors whose values changed."""
     total = 0
     lossy: dict[str, PackError] = {}
-    chunks = [chunk for read in reads for chunk in _chunks(read)]
-    with closing(read_ahead(device, [chunk.source for chunk in chunks])) as views:
+    with closing(ahead) as views:
         for chunk, raw in zip(chunks, views, strict=True):
             name = chunk.read.tensor.name
             try:
                 error = _place(chunk.read, chunk.row, chunk.num_rows, raw, arena)
             except FormatError as problem:  # names the tensor; only here is the file known
-                raise FormatError(f"{device.info().path}: {problem}") from None
+                raise FormatError(f"{path}: {problem}") from None
             finally:
                 raw.release()
             if error is not None and not error.is_lossless:
                 lossy[name] = lossy.get(name, PackError()) + error
             total += chunk.source.num_bytes
             progress(total)
-    return ReadReport(total, device.info().is_direct, lossy)
+    return total, lossy
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ def _peer_path(path: Path, peer: str | None, peer_model: Path | None) -> Path | 
         if peer_model is not None:
             raise ConfigError(f"--peer-model {peer_model}: give --peer {LlamaCpp.name} too")
         return None
-    if peer_model is None and is_ncf(path):
+    if peer_model is None and (is_ncf(path) or path.is_dir()):
         raise ConfigError(
             f"--peer {peer}: it cannot read {path}; name a GGUF of the same weights with "
             f"--peer-model FILE.gguf"

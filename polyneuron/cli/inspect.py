@@ -19,10 +19,11 @@ from polyneuron.cli.shown import amount, plain, result_console, rope_text, shown
 from polyneuron.errors import ConfigError, FormatError
 from polyneuron.io.file_kind import is_ncf
 from polyneuron.io.ggml_types import why_unsupported
-from polyneuron.io.gguf_file import GgufHeader, GgufTensor, check_supported, read_header
+from polyneuron.io.gguf_file import GgufHeader, GgufTensor, check_supported
 from polyneuron.io.pack import is_lossless, packed_bytes, storage_type
 from polyneuron.model.architecture import describe
 from polyneuron.model.locate import locate_model
+from polyneuron.model.model_header import read_model_header
 
 PLAIN_WIDTH = 120
 COUNTING = "Activations"
@@ -62,7 +63,7 @@ class Inspection:
 
 def inspect_file(path: Path) -> Inspection:
     """Read a GGUF header; a well-formed file that cannot be run is described all the same."""
-    header = read_header(path)
+    header = read_model_header(path)
     spec, problem = None, None
     try:
         check_supported(header)

@@ -12,11 +12,12 @@ import typer
 from polyneuron.cli import options
 from polyneuron.cli.progress import LoadProgress
 from polyneuron.io.file_kind import is_ncf
-from polyneuron.io.gguf_file import check_supported, read_header
+from polyneuron.io.gguf_file import check_supported
 from polyneuron.io.ncf_reader import read_ncf
 from polyneuron.io.predictor_file import SOURCE_FORMAT as PREDICTORS
 from polyneuron.model.architecture import describe
 from polyneuron.model.locate import locate_model
+from polyneuron.model.model_header import read_model_header
 from polyneuron.model.ncf_spec import spec_of
 
 
@@ -54,7 +55,7 @@ def verify_ncf(path: Path) -> dict[str, Any]:
 
 def verify_gguf(path: Path) -> dict[str, Any]:
     """What a GGUF allows: its format has no checksums."""
-    header = read_header(path)
+    header = read_model_header(path)
     check_supported(header)
     describe(header)
     checked = f"header and bounds of {len(header.tensors)} tensors; a GGUF carries no checksums"

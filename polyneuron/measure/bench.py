@@ -17,13 +17,13 @@ from polyneuron.config import EngineConfig, Phase
 from polyneuron.host_memory import HostMemory
 from polyneuron.io.device_probe import LAYER_READS, ProbeRow, neuron_reads, probe_device
 from polyneuron.io.file_kind import is_ncf
-from polyneuron.io.gguf_file import read_header
 from polyneuron.io.ncf_reader import read_ncf
 from polyneuron.measure.bench_report import BenchModel, BenchReport, DiskSpeeds, Entry
 from polyneuron.measure.llama_cpp_peer import LlamaCpp
 from polyneuron.measure.memory_cgroup import MemoryCgroup, memory_cgroup
 from polyneuron.measure.own_engine import OwnEngine
 from polyneuron.measure.speed import SEED, Contestant, Say, SpeedTest, race
+from polyneuron.model.model_header import read_model_header
 from polyneuron.sizes import show_size
 
 if TYPE_CHECKING:
@@ -107,7 +107,8 @@ def make_cgroups(
         )
         return None, None
     for path in (settings.path, settings.peer_path):
-        forget(path)
+        for file in read_model_header(path).files.paths if not is_ncf(path) else (path,):
+            forget(file)
     return own, peer
 
 
@@ -146,7 +147,7 @@ def describe_file(path: Path) -> BenchModel:
             sum(tensor.num_bytes for tensor in ncf.manifest.tensors),
             sum(tensor.rows * tensor.cols for tensor in ncf.manifest.tensors),
         )
-    header = read_header(path)
+    header = read_model_header(path)
     return BenchModel(
         str(header.metadata.get("general.name", path.stem)),
         sum(tensor.num_bytes for tensor in header.tensors),

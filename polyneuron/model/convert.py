@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,8 @@ from polyneuron.errors import ConfigError, FormatError, UnsupportedError
 from polyneuron.io.content_key import content_key
 from polyneuron.io.file_device import open_device
 from polyneuron.io.file_kind import is_ncf
-from polyneuron.io.gguf_file import GgufHeader, check_supported, read_header
+from polyneuron.io.gguf_file import GgufHeader, check_supported
+from polyneuron.io.model_files import views_of
 from polyneuron.io.ncf_format import Layout, NcfSource, NcfTensor
 from polyneuron.io.ncf_pieces import (
     READ_BYTES,
@@ -30,9 +30,10 @@ from polyneuron.io.piece_writer import check_free_space, check_output
 from polyneuron.io.read_ahead import read_ahead
 from polyneuron.kernels.quant import StorageType
 from polyneuron.model.architecture import describe
+from polyneuron.model.model_header import read_model_header
 from polyneuron.model.ncf_plan import NeuronOrder, check_down, choose_layout, plan_gguf
 
-SOURCES = "a GGUF in one file (F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K to Q6_K)"
+SOURCES = "a GGUF, in one file or in parts (F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K to Q6_K)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,12 @@ def convert(
     chosen = choose_layout(spec, layout)
     if down is not None:
         check_down(chosen, spec.d_model, down)
-    seen = os.stat(source)
+    seen = header.files.stamp()
     origin = NcfSource("gguf", header.file_bytes, content_key(header))
     plan = plan_gguf(header, spec, chosen, origin, order, down)
 
     def check_source() -> None:
-        now = os.stat(source)
-        if (now.st_size, now.st_mtime_ns) != (seen.st_size, seen.st_mtime_ns):
+        if header.files.stamp() != seen:
             raise FormatError(f"{source}: changed while it was converted; run it again")
 
     check_output(output)
@@ -101,12 +101,10 @@ def convert(
 
 def open_source(source: Path) -> GgufHeader:
     """The header of a file that can be converted; UnsupportedError names what can be."""
-    if source.is_dir():
-        raise UnsupportedError(f"{source}: a folder; convert reads {SOURCES}")
     if is_ncf(source):
         raise ConfigError(f"{source}: a neuron-cluster file already; give what it was made of")
     try:
-        header = read_header(source)
+        header = read_model_header(source)
         check_supported(header)
     except UnsupportedError as error:
         raise UnsupportedError(f"{error}; convert reads {SOURCES}") from None
@@ -118,7 +116,12 @@ def _pieces(header: GgufHeader, plan: NcfPlan, first: int, spill: Path) -> Itera
     manifest, tensors = plan.manifest, header.by_name
     pieces = list(itertools.islice(cut_pieces(manifest, tensors), first, None))
     ranges = list(source_ranges(pieces, manifest, tensors))
-    with open_device(header.path) as device, closing(read_ahead(device, ranges)) as views:
+    with ExitStack() as stack:
+        if header.files.is_plain:
+            ahead = read_ahead(stack.enter_context(open_device(header.path)), ranges)
+        else:
+            ahead = views_of(header.files, ranges)
+        views = stack.enter_context(closing(ahead))
         maker = PieceMaker(header, manifest, views, spill)
         try:
             for piece in pieces:

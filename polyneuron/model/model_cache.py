@@ -9,7 +9,6 @@ converted once more: that costs minutes, a stale entry would cost wrong answers.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,7 +28,7 @@ KEY_DIGITS = 16
 
 def entry_path(header: GgufHeader, folder: Path, layout: Layout) -> Path:
     """Where the conversion of a GGUF is kept."""
-    changed = os.stat(header.path).st_mtime_ns
+    changed = " ".join(str(changed_ns) for _, changed_ns in header.files.stamp())
     text = f"{content_key(header)} {changed} {VERSION} {RECIPE} {layout}"
     digits = hashlib.sha256(text.encode()).hexdigest()[:KEY_DIGITS]
     return folder / f"{header.path.stem}-{digits}.ncf"

@@ -13,7 +13,7 @@ from polyneuron.errors import ConfigError
 from polyneuron.io.arena_loader import Reads
 from polyneuron.io.bundle_reader import BundleRead, SlotRun
 from polyneuron.io.file_kind import is_ncf
-from polyneuron.io.gguf_file import GgufHeader, check_supported, read_header
+from polyneuron.io.gguf_file import GgufHeader, check_supported
 from polyneuron.io.ncf_format import Layout, NcfManifest, NcfSource
 from polyneuron.io.ncf_reader import read_ncf
 from polyneuron.io.predictor_file import (
@@ -25,6 +25,7 @@ from polyneuron.io.predictor_file import (
 from polyneuron.io.section_reader import SectionRead
 from polyneuron.io.weight_reader import WeightRead
 from polyneuron.model.architecture import describe
+from polyneuron.model.model_header import read_model_header
 from polyneuron.model.ncf_plan import SPARSE_KINDS, plan_gguf
 from polyneuron.model.ncf_spec import spec_of
 from polyneuron.model.spec import ModelSpec
@@ -104,8 +105,11 @@ class ModelSource:
                 offset = layout.at("fixed.predictors")
                 sections.append(SectionRead(found.section, offset, found.path))
             return [*sections, *(_bundle_reads(layout) if layout.bundles else [])]
+        files = None if self.header.files.is_plain else self.header.files
         return [
-            WeightRead(self.header.tensor(name), place.storage, place.offset, place.num_bytes)
+            WeightRead(
+                self.header.tensor(name), place.storage, place.offset, place.num_bytes, files
+            )
             for name, place in layout.weights.items()
         ]
 
@@ -133,7 +137,7 @@ def open_source(path: Path, layout: Layout = Layout.TILES) -> ModelSource:
         if ncf.manifest.layout is Layout.BUNDLES:
             neuron_rows(ncf.manifest)  # refuses layers that are not alike
         return ModelSource(path, spec, ncf.metadata, ncf.manifest, None)
-    header = read_header(path)
+    header = read_model_header(path)
     check_supported(header)
     spec = describe(header)
     layout = Layout.BUNDLES if spec.experts else layout

@@ -273,13 +273,6 @@ class TestTensorTypes:
             assert peer.name == kind.name
             assert GGML_QUANT_SIZES[peer] == (kind.block_values, kind.block_bytes)
 
-    def test_split_file_is_refused(self, tmp_path: Path) -> None:
-        path = write_tiny_gguf(
-            tmp_path / "m-00002-of-00003.gguf", metadata={"split.no": 1, "split.count": 3}
-        )
-        with pytest.raises(UnsupportedError, match="part 2 of a model split into 3 files"):
-            check_supported(read_header(path))
-
 
 class TestLargeVocabulary:
     def test_large_vocabulary_is_read_whole(

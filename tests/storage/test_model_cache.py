@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from polyneuron.config import cache_folder
-from polyneuron.errors import ConfigError, UnsupportedError
+from polyneuron.errors import ConfigError, FormatError
 from polyneuron.io.ncf_reader import read_ncf
 from polyneuron.model.model_cache import cached_ncf
 from tests.support.tiny_gguf import TinyModel
@@ -85,6 +85,6 @@ class TestFolder:
         with pytest.raises(ConfigError, match="set XDG_CACHE_HOME"):
             cached_ncf(write_source(tmp_path), folder=tmp_path / "file" / "polyneuron")
 
-    def test_folder_is_no_model(self, tmp_path: Path) -> None:
-        with pytest.raises(UnsupportedError, match="a folder"):
+    def test_folder_without_a_model_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(FormatError, match="a folder without a model"):
             cached_ncf(tmp_path, folder=tmp_path)

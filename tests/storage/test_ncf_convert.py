@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyneuron.errors import ConfigError, FormatError, UnsupportedError
+from polyneuron.errors import ConfigError, FormatError
 from polyneuron.io import neuron_rows
 from polyneuron.io.gguf_file import read_header
 from polyneuron.io.ncf_format import Layout, SectionKind
@@ -271,15 +271,6 @@ class TestRefusals:
         with pytest.raises(ConfigError, match=r"needs 0\.00 GiB, .* has 0\.00 GiB free"):
             convert(write_source(tmp_path), tmp_path / "out.ncf")
         assert not list(tmp_path.glob("out*"))
-
-    def test_folder_names_what_can_be_read(self, tmp_path: Path) -> None:
-        with pytest.raises(UnsupportedError, match="convert reads a GGUF in one file"):
-            convert(tmp_path, tmp_path / "out.ncf")
-
-    def test_split_model_names_what_can_be_read(self, tmp_path: Path) -> None:
-        source = write_tiny_gguf(tmp_path / "s.gguf", metadata={"split.count": 2, "split.no": 0})
-        with pytest.raises(UnsupportedError, match="convert reads a GGUF in one file"):
-            convert(source, tmp_path / "out.ncf")
 
     def test_weights_that_are_no_numbers_are_refused(self, tmp_path: Path) -> None:
         source = write_source(tmp_path, replace(SPARSE, tensor_type="F16"))

@@ -123,7 +123,7 @@ class TestFiles:
         assert reason in line
 
     def test_directory_is_refused(self, tmp_path: Path, capsys: Captured) -> None:
-        assert "a directory" in refusal(("inspect", str(tmp_path)), capsys)
+        assert "a folder without a model" in refusal(("inspect", str(tmp_path)), capsys)
 
     def test_other_architecture_names_those_supported(
         self, tmp_path: Path, capsys: Captured
