@@ -45,6 +45,8 @@ class GgufHeader:
     by_name: dict[str, GgufTensor] = field(repr=False)
     files: ModelFiles = field(repr=False)
     """Where the tensors' offsets lie; in a header of one file they are places in it."""
+    format: str = "gguf"
+    """Of the files: a checkpoint's header is made, not read."""
 
     def tensor(self, name: str) -> GgufTensor:
         """The tensor of that name, or FormatError naming file and tensor."""

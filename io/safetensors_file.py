@@ -49,12 +49,17 @@ class SafetensorsFile:
 
     def matrix(self, name: str) -> F32:
         """A matrix's values (rows, cols); FormatError naming file and tensor."""
+        num_dims = len(self.tensors[name].shape)
+        if num_dims != 2:
+            _fail(self.path, f"{quoted(name)} has {num_dims} dimensions: is no matrix")
+        return self.values(name)
+
+    def values(self, name: str) -> F32:
+        """A tensor's values in its shape; FormatError naming file and tensor."""
         tensor = self.tensors[name]
         if tensor.dtype not in DTYPES:
             known = " ".join(DTYPES)
             _fail(self.path, f"{quoted(name)} has type {quoted(tensor.dtype)}; supported: {known}")
-        if len(tensor.shape) != 2:
-            _fail(self.path, f"{quoted(name)} has {len(tensor.shape)} dimensions: is no matrix")
         with self.path.open("rb") as file:
             file.seek(tensor.begin)
             raw = file.read(tensor.end - tensor.begin)

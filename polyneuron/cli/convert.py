@@ -38,7 +38,9 @@ class DownChoice(StrEnum):
 
 
 def convert(
-    source: Annotated[str, typer.Argument(help="a .gguf file, or the word smollm2")],
+    source: Annotated[
+        str, typer.Argument(help="a .gguf file, a Hugging Face folder, or the word smollm2")
+    ],
     output: Annotated[Path, option("--output", "-o", text="the .ncf file to write")],
     layout: Annotated[
         LayoutChoice,

@@ -48,7 +48,10 @@ class Inspection:
 
     file: str
     file_bytes: int
-    gguf_version: int
+    format: str
+    """`gguf`, or `safetensors`: a Hugging Face folder's."""
+    gguf_version: int | None
+    num_files: int
     architecture: str | None
     name: str | None
     problem: str | None
@@ -75,7 +78,9 @@ def inspect_file(path: Path) -> Inspection:
     return Inspection(
         file=str(path),
         file_bytes=header.file_bytes,
-        gguf_version=header.version,
+        format=header.format,
+        gguf_version=header.version or None,
+        num_files=len({extent.path for extent in header.files.extents if extent.path}),
         architecture=_text(header, "general.architecture"),
         name=_text(header, "general.name"),
         problem=problem,
@@ -89,7 +94,9 @@ def inspect_file(path: Path) -> Inspection:
 
 
 def inspect(
-    file: Annotated[str, typer.Argument(help="a .gguf or .ncf file, or the word smollm2")],
+    file: Annotated[
+        str, typer.Argument(help="a .gguf or .ncf file, a folder, or the word smollm2")
+    ],
     activations: Annotated[
         bool,
         option("--activations", panel=COUNTING, text="run a text: active neurons of each layer"),
@@ -156,7 +163,7 @@ def _summary(inspection: Inspection) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     rows: list[tuple[str, object]] = [
         ("file", inspection.file),
-        ("size", f"{amount(inspection.file_bytes)}, GGUF version {inspection.gguf_version}"),
+        ("size", f"{amount(inspection.file_bytes)}, {_kind(inspection)}"),
         ("architecture", inspection.architecture or "-"),
         ("name", inspection.name or "-"),
         ("parameters", f"{inspection.num_parameters:,}"),
@@ -168,6 +175,12 @@ def _summary(inspection: Inspection) -> Table:
     for label, value in rows:
         table.add_row(Text(label), Text("-" if value is None else shown(value)))
     return table
+
+
+def _kind(inspection: Inspection) -> str:
+    version = inspection.gguf_version
+    kind = f"GGUF version {version}" if version else "Hugging Face folder"
+    return kind if inspection.num_files == 1 else f"{kind} in {inspection.num_files} files"
 
 
 def _tensor_table(inspection: Inspection) -> Table:

@@ -36,7 +36,9 @@ def _default(name: str) -> Any:
     return int(setting.default) if setting.whole else setting.default
 
 
-Model = Annotated[str, option("--model", "-m", text="a .gguf or .ncf file, or the word smollm2")]
+Model = Annotated[
+    str, option("--model", "-m", text="a .gguf or .ncf file, a folder, or the word smollm2")
+]
 Predict = Annotated[
     int, option("--predict", "-n", "--n-predict", text="tokens to generate; -1: to the end")
 ]

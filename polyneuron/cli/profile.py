@@ -62,7 +62,8 @@ ImportFrom = Annotated[
 
 def profile(
     model: Annotated[
-        str, option("--model", "-m", text="a .gguf or .ncf file; with --device not needed")
+        str,
+        option("--model", "-m", text="a .gguf or .ncf file, or a folder; with --device not needed"),
     ] = "",
     device: Annotated[
         bool,

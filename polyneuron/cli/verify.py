@@ -22,7 +22,9 @@ from polyneuron.model.ncf_spec import spec_of
 
 
 def verify(
-    file: Annotated[str, typer.Argument(help="a .ncf or .gguf file, or the word smollm2")],
+    file: Annotated[
+        str, typer.Argument(help="a .ncf or .gguf file, a folder, or the word smollm2")
+    ],
     as_json: options.Json = False,
 ) -> None:
     """Check a model file; a damaged one gives one line that says where, and exit code 2."""
@@ -54,9 +56,15 @@ def verify_ncf(path: Path) -> dict[str, Any]:
 
 
 def verify_gguf(path: Path) -> dict[str, Any]:
-    """What a GGUF allows: its format has no checksums."""
+    """What a GGUF or a folder allows: their formats have no checksums."""
     header = read_model_header(path)
     check_supported(header)
     describe(header)
-    checked = f"header and bounds of {len(header.tensors)} tensors; a GGUF carries no checksums"
-    return {"file": str(path), "format": "gguf", "checked": checked, "bytes": header.file_bytes}
+    kind = "a GGUF carries" if header.format == "gguf" else "safetensors carry"
+    checked = f"header and bounds of {len(header.tensors)} tensors; {kind} no checksums"
+    return {
+        "file": str(path),
+        "format": header.format,
+        "checked": checked,
+        "bytes": header.file_bytes,
+    }

@@ -15,7 +15,7 @@ _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 BYTE_CHARS: dict[int, str] = {byte: chr(byte) for byte in _PRINTABLE} | {
     byte: chr(0x100 + i) for i, byte in enumerate(_OTHERS)
 }
-_CHAR_BYTES = {char: byte for byte, char in BYTE_CHARS.items()}
+CHAR_BYTES = {char: byte for byte, char in BYTE_CHARS.items()}
 
 
 class ByteLevelBpe:
@@ -44,7 +44,7 @@ class ByteLevelBpe:
         """Bytes a token that is ordinary text stands for."""
         text = self._vocabulary.tokens[token_id]
         try:
-            return bytes([_CHAR_BYTES[char] for char in text])
+            return bytes([CHAR_BYTES[char] for char in text])
         except KeyError:  # not in the byte spelling: an added word, taken as it is
             return text.encode("utf-8", "surrogateescape")
 

@@ -33,7 +33,10 @@ from polyneuron.model.architecture import describe
 from polyneuron.model.model_header import read_model_header
 from polyneuron.model.ncf_plan import NeuronOrder, check_down, choose_layout, plan_gguf
 
-SOURCES = "a GGUF, in one file or in parts (F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K to Q6_K)"
+SOURCES = (
+    "a GGUF, in one file or in parts (F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K to Q6_K), or a "
+    "Hugging Face folder of safetensors"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ def convert(
     if down is not None:
         check_down(chosen, spec.d_model, down)
     seen = header.files.stamp()
-    origin = NcfSource("gguf", header.file_bytes, content_key(header))
+    origin = NcfSource(header.format, header.file_bytes, content_key(header))
     plan = plan_gguf(header, spec, chosen, origin, order, down)
 
     def check_source() -> None:

@@ -17,7 +17,8 @@ def locate_model(name: str) -> Path:
     if not path.exists():
         words = ", ".join(PACKAGED_MODELS)
         raise ConfigError(
-            f"model {name!a}: no such file; give a .gguf or .ncf file or the word {words}"
+            f"model {name!a}: no such file; give a .gguf or .ncf file, a Hugging Face folder, "
+            f"or the word {words}"
         )
     return path
 

@@ -31,7 +31,8 @@ def entry_path(header: GgufHeader, folder: Path, layout: Layout) -> Path:
     changed = " ".join(str(changed_ns) for _, changed_ns in header.files.stamp())
     text = f"{content_key(header)} {changed} {VERSION} {RECIPE} {layout}"
     digits = hashlib.sha256(text.encode()).hexdigest()[:KEY_DIGITS]
-    return folder / f"{header.path.stem}-{digits}.ncf"
+    stem = header.path.stem if header.path.suffix == ".gguf" else header.path.name
+    return folder / f"{stem}-{digits}.ncf"
 
 
 def cached_ncf(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from polyneuron.io.gguf_file import GgufHeader
 from polyneuron.io.gguf_split import gguf_of_folder, read_gguf
+from polyneuron.model.hf_folder import is_hf_folder, read_hf_folder
 
 
 def read_model_header(path: Path) -> GgufHeader:
@@ -13,6 +14,6 @@ def read_model_header(path: Path) -> GgufHeader:
 
     Raises FormatError, in one line that names the file and the cure, when it is none.
     """
-    if path.is_dir():
-        return read_gguf(gguf_of_folder(path))
-    return read_gguf(path)
+    if not path.is_dir():
+        return read_gguf(path)
+    return read_hf_folder(path) if is_hf_folder(path) else read_gguf(gguf_of_folder(path))

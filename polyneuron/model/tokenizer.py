@@ -2,10 +2,17 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from polyneuron.errors import FormatError, UnsupportedError
 from polyneuron.model.byte_level import ByteLevelBpe
+from polyneuron.model.json_tokenizer import (
+    JSON_KEY,
+    JsonTextModel,
+    parse_description,
+    stripping_tokens,
+)
 from polyneuron.model.pre_tokenizers import find_pre_tokenizer
 from polyneuron.model.spm import ScoreMerger
 from polyneuron.model.vocabulary import TokenType, Vocabulary, read_vocabulary
@@ -27,17 +34,26 @@ class TextModel(Protocol):
 class Tokenizer:
     """A model's vocabulary with its way of cutting text."""
 
-    def __init__(self, vocabulary: Vocabulary, model: TextModel, add_bos: bool) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        model: TextModel,
+        add_bos: bool,
+        prefixes_once: bool = False,
+    ) -> None:
         self._vocabulary = vocabulary
+        self._prefixes_once = prefixes_once
         self._model = model
         self._marked_starts = _starts(vocabulary.marked)
         self.add_bos = add_bos
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], source: str = "") -> "Tokenizer":
-        """Build from `tokenizer.ggml.*`; `source` is the file's name, for error messages."""
+        """Build from `tokenizer.*`; `source` is the file's name, for error messages."""
         place = f"{source}: " if source else ""
         family = metadata.get("tokenizer.ggml.model")
+        if family is None and JSON_KEY in metadata:
+            return cls._described(metadata, source, place)
         if family == "gpt2":
             return cls._byte_level(metadata, source, place)
         if family == "llama":
@@ -59,6 +75,16 @@ class Tokenizer:
         model = ByteLevelBpe(vocabulary, merges, kind)
         add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", kind.add_bos))
         return cls(vocabulary, model, add_bos)
+
+    @classmethod
+    def _described(cls, metadata: Mapping[str, Any], source: str, place: str) -> "Tokenizer":
+        """Of a checkpoint, which says itself how text is cut."""
+        described = parse_description(metadata[JSON_KEY], place)
+        vocabulary = read_vocabulary(metadata, source, (None, None))
+        vocabulary = replace(vocabulary, strips=stripping_tokens(described))
+        model = JsonTextModel(described, vocabulary)
+        add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", False))
+        return cls(vocabulary, model, add_bos, model.prefixes_once)
 
     @classmethod
     def _spm(cls, metadata: Mapping[str, Any], source: str, place: str) -> "Tokenizer":
@@ -123,7 +149,7 @@ class Tokenizer:
                 ids.append(part)
             else:
                 ids += self._model.encode(part, after_special)
-            after_special = isinstance(part, int)
+            after_special = isinstance(part, int) and not self._prefixes_once
         return ids
 
     def split_special(self, text: str, parse_special: bool = True) -> list[str | int]:
@@ -135,7 +161,7 @@ class Tokenizer:
         for special, token_id in self._present(text):
             if parse_special or not self.is_control(token_id):
                 parts = [piece for part in parts for piece in _cut(part, special, token_id)]
-        return parts
+        return _stripped(parts, self._vocabulary.strips) if self._vocabulary.strips else parts
 
     def _present(self, text: str) -> list[tuple[str, int]]:
         """Special tokens that occur in the text, longest first."""
@@ -158,6 +184,22 @@ class Tokenizer:
         """Text of tokens, bytes that are no UTF-8 replaced; `skip_special` leaves control out."""
         kept = (i for i in ids if not (skip_special and self.is_control(i)))
         return b"".join(map(self.token_bytes, kept)).decode("utf-8", "replace")
+
+
+def _stripped(parts: list[str | int], strips: Mapping[int, tuple[bool, bool]]) -> list[str | int]:
+    """Texts without the white space that a token beside them takes with it."""
+    found: list[str | int] = []
+    for index, part in enumerate(parts):
+        if isinstance(part, str):
+            before = parts[index - 1] if index else ""
+            behind = parts[index + 1] if index + 1 < len(parts) else ""
+            if isinstance(before, int) and strips.get(before, (False, False))[1]:
+                part = part.lstrip()
+            if isinstance(behind, int) and strips.get(behind, (False, False))[0]:
+                part = part.rstrip()
+        if part != "":
+            found.append(part)
+    return found
 
 
 def _starts(marked: Mapping[str, int]) -> dict[str, list[str]]:

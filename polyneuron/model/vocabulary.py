@@ -1,7 +1,7 @@
 """The vocabulary of a model as its file's metadata states it, checked."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from typing import Any
@@ -54,6 +54,8 @@ END_TEXTS = frozenset(
         "<|file_sep|>",
     ]
 )
+END_IDS_KEY = "tokenizer.end_token_ids"
+"""Every token that ends a generation, of checkpoints, which may name several."""
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _MARKED = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
 
@@ -68,6 +70,8 @@ class Vocabulary:
     bos_id: int | None
     end_ids: frozenset[int]
     eos_id: int | None
+    strips: Mapping[int, tuple[bool, bool]] = field(default_factory=dict)
+    """Marked tokens that take the white space before, or behind, them with them."""
 
     @cached_property
     def marked(self) -> dict[str, int]:
@@ -111,6 +115,7 @@ def read_vocabulary(
     if bos_id is None and default_ids[0] is not None and default_ids[0] < len(tokens):
         bos_id = default_ids[0]
     end_ids.update(i for i in named.values() if i is not None)
+    end_ids.update(i for i in map(int, metadata.get(END_IDS_KEY, ())) if 0 <= i < len(tokens))
     return Vocabulary(place, tokens, types, bos_id, frozenset(end_ids), named["eos_token_id"])
 
 

@@ -141,7 +141,7 @@ def open_source(path: Path, layout: Layout = Layout.TILES) -> ModelSource:
     check_supported(header)
     spec = describe(header)
     layout = Layout.BUNDLES if spec.experts else layout
-    plan = plan_gguf(header, spec, layout, NcfSource("gguf", header.file_bytes, ""))
+    plan = plan_gguf(header, spec, layout, NcfSource(header.format, header.file_bytes, ""))
     if layout is Layout.BUNDLES:
         neuron_rows(plan.manifest)
     return ModelSource(path, spec, header.metadata, plan.manifest, header)

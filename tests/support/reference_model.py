@@ -12,9 +12,11 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import DTypeLike, NDArray
 
-from polyneuron.io.gguf_file import check_supported, read_header
+from polyneuron.io.gguf_file import check_supported
+from polyneuron.io.model_files import FilesReader
 from polyneuron.kernels.gemv import FeedForwardKind, RopeLayout
 from polyneuron.model.architecture import describe
+from polyneuron.model.model_header import read_model_header
 from polyneuron.model.rope import rope_frequencies
 from polyneuron.model.spec import LayerTensors, tensor_map, tensor_shapes
 
@@ -22,10 +24,10 @@ Floats = NDArray[Any]
 
 
 class ReferenceModel:
-    """The weights of a GGUF in `dtype` and its forward pass."""
+    """The weights of a GGUF, or of a folder, in `dtype` and its forward pass."""
 
     def __init__(self, path: Path | str, dtype: DTypeLike = np.float64) -> None:
-        header = read_header(path)
+        header = read_model_header(Path(path))
         check_supported(header)
         self.spec = describe(header)
         self.names = tensor_map(self.spec)
@@ -41,9 +43,9 @@ class ReferenceModel:
     def decoded(self, name: str) -> Floats:
         """The values of one tensor."""
         tensor = self._header.tensor(name)
-        with self._header.path.open("rb") as file:
-            file.seek(tensor.offset)
-            raw = np.frombuffer(file.read(tensor.num_bytes), dtype=np.uint8)
+        raw = np.empty(tensor.num_bytes, np.uint8)
+        with FilesReader(self._header.files) as reader:
+            reader.read(tensor.offset, raw)
         values = dequantize(raw.reshape(tensor.num_rows, -1), GGMLQuantizationType(tensor.type_id))
         decoded: Floats = values.reshape(tensor.shape).astype(self.dtype)
         return decoded

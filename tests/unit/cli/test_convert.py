@@ -8,8 +8,9 @@ import pytest
 from polyneuron.cli.progress import progress_line
 from polyneuron.io.ncf_reader import read_ncf
 from polyneuron.kernels.quant import StorageType
+from tests.support.hf_folders import write_hf_folder
 from tests.support.program import run
-from tests.support.tiny_gguf import TinyModel
+from tests.support.tiny_gguf import TinyModel, random_weights
 from tests.support.tiny_ncf import write_source
 
 
@@ -130,3 +131,36 @@ def test_progress_line_says_speed_and_time(rate: float, end: str) -> None:
     line = progress_line("converting", 100 << 20, 4196 << 20, rate)
     assert line.startswith("converting: 100 of 4196 MiB, ")
     assert line.endswith(end)
+
+
+class TestFolder:
+    def test_folder_is_inspected_verified_and_converted(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        model = TinyModel(family="bamboo", d_ff=96)
+        folder = write_hf_folder(tmp_path / "hf", model.spec(), random_weights(model))
+        assert run("inspect", folder, "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["format"], found["gguf_version"], found["num_files"]) == (
+            "safetensors", None, 3,
+        )  # fmt: skip
+        assert found["problem"] is None
+        assert found["tokenizer"]["num_tokens"] == 299
+        assert run("inspect", folder) == 0
+        assert "Hugging Face folder in 3 files" in capsys.readouterr().out
+        assert run("verify", folder) == 0
+        assert "safetensors carry no checksums" in capsys.readouterr().out
+        assert run("convert", folder, "--layout", "bundles", "-o", tmp_path / "o.ncf") == 0
+        assert "every weight is the source's" in capsys.readouterr().err
+        assert run("inspect", tmp_path / "o.ncf", "--json") == 0
+        assert json.loads(capsys.readouterr().out)["tokenizer"]["num_tokens"] == 299
+
+    def test_folder_that_lacks_a_shard_is_refused(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        model = TinyModel()
+        folder = write_hf_folder(tmp_path / "hf", model.spec(), random_weights(model))
+        (folder / "model-00003-of-00003.safetensors").unlink()
+        assert run("convert", folder, "-o", tmp_path / "o.ncf") == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"polyneuron: error: {folder}: of 3 shards 1 missing: model-00003")

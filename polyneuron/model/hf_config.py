@@ -1,0 +1,220 @@
+"""A checkpoint's config.json as the metadata that a GGUF of the same model has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from polyneuron.errors import FormatError, UnsupportedError
+from polyneuron.io.gguf_values import quoted
+from polyneuron.io.json_file import read_json
+from polyneuron.model.architecture import ACTIVATION_KEY
+from polyneuron.model.hf_families import HF_FAMILIES, HF_TYPES, NEUTRAL, HfFamily
+
+MAX_SHOWN = 60
+SCALED_BY_FACTOR = ("linear", "yarn")
+
+
+@dataclass(frozen=True, slots=True)
+class HfConfig:
+    """The file, and the row of the table that reads it."""
+
+    path: Path
+    values: Mapping[str, Any]
+    family: HfFamily
+
+    def fail(self, message: str) -> NoReturn:
+        """FormatError naming the file."""
+        raise FormatError(f"{self.path}: {message}")
+
+    def unsupported(self, message: str) -> NoReturn:
+        """UnsupportedError naming the file."""
+        raise UnsupportedError(f"{self.path}: {message}")
+
+    def get(self, key: str) -> Any:
+        """A value, or what stands for it when the file leaves it out."""
+        value = self.values.get(key)
+        return self.family.defaults.get(key) if value is None else value
+
+    def count(self, key: str) -> int:
+        """A positive whole number; FormatError naming the key."""
+        value = self.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            self.fail(f"{key} is {shown(value)}; a positive whole number is expected")
+        return value
+
+    @property
+    def head_dim(self) -> int:
+        """Values of one head."""
+        if self.get("head_dim") is not None:
+            return self.count("head_dim")
+        return max(self.count("hidden_size") // self.count("num_attention_heads"), 1)
+
+    @property
+    def rope(self) -> Mapping[str, Any]:
+        """The rotary embedding, as newer files keep it: in one place, with its base."""
+        for key in ("rope_parameters", "rope_scaling"):
+            found = self.values.get(key)
+            if isinstance(found, Mapping):
+                return {"rope_theta": self.values.get("rope_theta"), **found}
+            if found is not None:
+                self.fail(f"{key} is {shown(found)}; an object is expected")
+        return {"rope_theta": self.values.get("rope_theta")}
+
+
+def shown(value: object) -> str:
+    """A value of JSON as it may stand in a one-line message."""
+    text = quoted(value) if isinstance(value, str) else ascii(value)
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+
+
+def read_config(folder: Path) -> HfConfig:
+    """Read config.json and find its family; UnsupportedError names what can be read."""
+    path = folder / "config.json"
+    values = read_json(path)
+    model_type, made_for = values.get("model_type"), values.get("architectures")
+    if not isinstance(model_type, str):
+        raise FormatError(f"{path}: model_type is missing; fetch it again")
+    if model_type not in HF_FAMILIES:
+        by = f" ({shown(made_for[0])})" if isinstance(made_for, list) and made_for else ""
+        raise UnsupportedError(
+            f"{path}: model_type {quoted(model_type)}{by} is not supported; supported: {HF_TYPES}"
+        )
+    config = HfConfig(path, values, HF_FAMILIES[model_type])
+    quantised = values.get("quantization_config")
+    if quantised is not None:
+        how = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
+        config.unsupported(
+            f"a checkpoint quantised by {shown(how)}; give the BF16, F16 or F32 one it was made "
+            "of, or a GGUF"
+        )
+    for key, neutral in NEUTRAL:
+        if values.get(key) not in neutral:
+            config.unsupported(f"{key} = {shown(values.get(key))} is not supported")
+    return config
+
+
+def config_metadata(config: HfConfig) -> dict[str, Any]:
+    """The keys `<architecture>.*` of a GGUF; FormatError naming what config.json lacks."""
+    family = config.family
+    missing = [key for key in family.required if config.get(key) is None]
+    if missing:
+        config.fail(f"keys missing: {', '.join(missing)}; fetch it again")
+    found: dict[str, Any] = dict(family.constants)
+    for key, name in {**family.optional, **family.required}.items():
+        value = config.get(key)
+        if value is not None:
+            _check_number(config, key, value)
+            found[name] = value
+    found |= {"attention.key_length": config.head_dim, "attention.value_length": config.head_dim}
+    found |= _window(config) | _activation(config) | _rope(config)
+    return {f"{family.family}.{name}": value for name, value in found.items()}
+
+
+def _check_number(config: HfConfig, key: str, value: Any) -> None:
+    if key.endswith("_prob"):
+        is_right = isinstance(value, bool)
+    elif key.endswith(("_eps", "epsilon")):
+        is_number = isinstance(value, float | int) and not isinstance(value, bool)
+        is_right = is_number and math.isfinite(value) and value > 0
+    else:
+        config.count(key)
+        is_right = True
+    if not is_right:
+        config.fail(f"{key} is {shown(value)}, which it cannot be; fetch it again")
+
+
+def _window(config: HfConfig) -> dict[str, Any]:
+    """The attention window, where some layer has one."""
+    window, kinds = config.get("sliding_window"), config.get("layer_types")
+    is_used = config.get("use_sliding_window") is not False
+    if isinstance(kinds, list):
+        is_used = "sliding_attention" in kinds
+    return {"attention.sliding_window": window} if window is not None and is_used else {}
+
+
+def _activation(config: HfConfig) -> dict[str, Any]:
+    name = config.get("hidden_act")
+    if name is None:
+        name = config.get("hidden_activation")
+    if name is None:
+        return {}
+    if name not in config.family.activations:
+        known = " ".join(config.family.activations)
+        config.unsupported(f"hidden_act is {shown(name)}; supported for this model: {known}")
+    value = config.family.activations[name]
+    return {} if value is None else {ACTIVATION_KEY: value}
+
+
+def _rope(config: HfConfig) -> dict[str, Any]:
+    rope = config.rope
+    theta, kind = rope.get("rope_theta"), rope.get("rope_type", rope.get("type"))
+    base = config.family.rope_base if theta is None else theta
+    if not isinstance(base, int | float) or isinstance(base, bool):
+        config.fail(f"rope_theta is {shown(base)}; a number is expected")
+    found: dict[str, Any] = {"rope.freq_base": float(base)}
+    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if share is not None:
+        found["rope.dimension_count"] = int(config.head_dim * _number(config, rope, share))
+    if kind in (None, "default", "llama3"):  # the last as a tensor, as in a GGUF
+        return found
+    if kind not in SCALED_BY_FACTOR:
+        config.unsupported(
+            f"rope_type is {shown(kind)}; supported: default linear llama3 yarn, without dynamic "
+            "factors"
+        )
+    found["rope.scaling.type"] = kind
+    found["rope.scaling.factor"] = _number(config, rope, rope.get("factor"))
+    return found | (_yarn(config, rope) if kind == "yarn" else {})
+
+
+def _yarn(config: HfConfig, rope: Mapping[str, Any]) -> dict[str, Any]:
+    for key, neutral in (("attention_factor", None), ("mscale", None), ("mscale_all_dim", None),
+                         ("truncate", True)):  # fmt: skip
+        if rope.get(key, neutral) != neutral:
+            config.unsupported(f"{key} = {shown(rope[key])} of yarn is not supported")
+    original = rope.get("original_max_position_embeddings")
+    return {
+        "rope.scaling.original_context_length": original
+        if original is not None
+        else config.count("max_position_embeddings"),
+        "rope.scaling.yarn_beta_fast": float(rope.get("beta_fast") or 32.0),
+        "rope.scaling.yarn_beta_slow": float(rope.get("beta_slow") or 1.0),
+    }
+
+
+def _number(config: HfConfig, rope: Mapping[str, Any], value: Any) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value <= 0:
+        config.fail(f"the rotary embedding {shown(dict(rope))} has no positive number where needed")
+    return float(value)
+
+
+def llama3_factors(config: HfConfig) -> tuple[float, ...]:
+    """Divisors of the frequencies (head_dim / 2) that Llama 3.1 stretches; empty without."""
+    rope = config.rope
+    if rope.get("rope_type", rope.get("type")) != "llama3":
+        return ()
+    factor, low, high, original = (
+        _number(config, rope, rope.get(key))
+        for key in (
+            "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
+        )
+    )  # fmt: skip
+    if high <= low:
+        config.fail(f"high_freq_factor is {high:g}, not above low_freq_factor {low:g}")
+    base = float(rope.get("rope_theta") or config.family.rope_base)
+    dim, factors = config.head_dim, []
+    for pair in range(dim // 2):
+        wavelength = 2.0 * math.pi * base ** (2.0 * pair / dim)
+        smooth = (original / wavelength - low) / (high - low)
+        if wavelength < original / high:
+            factors.append(1.0)
+        elif wavelength > original / low:
+            factors.append(factor)
+        else:
+            factors.append(1.0 / ((1.0 - smooth) / factor + smooth))
+    return tuple(factors)

@@ -1,0 +1,174 @@
+"""How checkpoints of Hugging Face name what a GGUF has: one row for each `model_type`.
+
+A family of `architecture.FAMILIES` becomes readable from such folders by a row here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ATTENTION = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+DENSE = ATTENTION | {
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+EXPERTS = ATTENTION | {
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.*.gate_proj": "ffn_gate_exps",
+    "mlp.experts.*.up_proj": "ffn_up_exps",
+    "mlp.experts.*.down_proj": "ffn_down_exps",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+}
+MIXTRAL = ATTENTION | {
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.experts.*.w1": "ffn_gate_exps",
+    "block_sparse_moe.experts.*.w3": "ffn_up_exps",
+    "block_sparse_moe.experts.*.w2": "ffn_down_exps",
+}
+OUTSIDE = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+}
+OF_NO_USE = ("rotary_emb.inv_freq", "predictor.fc1", "predictor.fc2")
+"""Ends of names: computed anew, or taken with `profile --import`."""
+
+COUNTS = {
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "max_position_embeddings": "context_length",
+}
+RMS_NORM = {"rms_norm_eps": "attention.layer_norm_rms_epsilon"}
+MIXTURE = {"num_experts_per_tok": "expert_used_count"}
+LOCAL_EXPERTS = {"num_local_experts": "expert_count"}
+OPTIONAL = {
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "vocab_size": "vocab_size",
+}
+OWN_EXPERTS = {
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "norm_topk_prob": "expert_weights_norm",
+    "num_experts": "expert_count",
+    "num_local_experts": "expert_count",
+}
+SILU = {"silu": None, "swish": None}
+
+
+@dataclass(frozen=True, slots=True)
+class HfFamily:
+    """One `model_type` of config.json."""
+
+    model_type: str
+    family: str
+    """Its `general.architecture`."""
+    layer: Mapping[str, str] = field(default_factory=lambda: DENSE)
+    """Names behind `model.layers.N.`; `*` is an expert's number, of which a stack is made."""
+    outside: Mapping[str, str] = field(default_factory=lambda: OUTSIDE)
+    required: Mapping[str, str] = field(default_factory=lambda: COUNTS | RMS_NORM)
+    """Keys of config.json, and what they are called behind the architecture in a GGUF."""
+    optional: Mapping[str, str] = field(default_factory=lambda: OPTIONAL)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Of keys that config.json leaves out."""
+    activations: Mapping[str, str | None] = field(default_factory=lambda: SILU | {"relu": "relu"})
+    """`hidden_act`, and the value of `feed_forward_activation`; None: the family's own."""
+    interleaved: tuple[str, ...] = ()
+    """Roles whose heads' rows lie half after half here, and in turn in a GGUF."""
+    adds_one: tuple[str, ...] = ()
+    """Vectors that a GGUF has one larger."""
+    rope_base: float = 10000.0
+    """When config.json leaves it out."""
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    """Metadata keys behind the architecture that are the same for all."""
+
+
+LLAMA_ROPE = ("attn_q", "attn_k")
+
+HF_FAMILIES = {
+    row.model_type: row
+    for row in (
+        HfFamily("llama", "llama", interleaved=LLAMA_ROPE),
+        HfFamily("mistral", "llama", interleaved=LLAMA_ROPE),
+        HfFamily(
+            "mixtral",
+            "llama",
+            MIXTRAL,
+            required=COUNTS | RMS_NORM | MIXTURE | LOCAL_EXPERTS,
+            interleaved=LLAMA_ROPE,
+            rope_base=1e6,
+            activations=SILU,
+        ),
+        HfFamily("qwen2", "qwen2"),
+        HfFamily("qwen3", "qwen3"),
+        HfFamily(
+            "qwen2_moe",
+            "qwen2moe",
+            EXPERTS,
+            required=COUNTS | RMS_NORM | MIXTURE,
+            optional=OPTIONAL | OWN_EXPERTS,
+            defaults={"norm_topk_prob": False},
+            activations=SILU,
+        ),
+        HfFamily(
+            "qwen3_moe",
+            "qwen3moe",
+            EXPERTS,
+            required=COUNTS | RMS_NORM | MIXTURE,
+            optional=OPTIONAL | OWN_EXPERTS,
+            defaults={"norm_topk_prob": False},
+            activations=SILU,
+        ),
+        HfFamily(
+            "olmoe",
+            "olmoe",
+            EXPERTS,
+            required=COUNTS | RMS_NORM | MIXTURE,
+            optional=OPTIONAL
+            | {"num_experts": "expert_count", "norm_topk_prob": "expert_weights_norm"},
+            defaults={"norm_topk_prob": False},
+            activations=SILU,
+        ),
+        HfFamily(
+            "bamboo", "bamboo", interleaved=LLAMA_ROPE, activations={"relu": None, "drelu": None}
+        ),
+        HfFamily(
+            "turbosparsemixtral",
+            "turbosparsemixtral",
+            MIXTRAL,
+            required=COUNTS | RMS_NORM | MIXTURE | LOCAL_EXPERTS,
+            interleaved=LLAMA_ROPE,
+            rope_base=1e6,
+            activations={"relu": None, "drelu": None},
+        ),
+    )
+}
+HF_TYPES = " ".join(HF_FAMILIES)
+
+# Keys of config.json that would change the arithmetic, with the values that do not.
+NEUTRAL: tuple[tuple[str, tuple[object, ...]], ...] = (
+    ("mlp_bias", (None, False)),
+    ("clip_qkv", (None,)),
+    ("decoder_sparse_step", (None, 1)),
+    ("mlp_only_layers", (None, [])),
+    ("attn_logit_softcapping", (None,)),
+    ("final_logit_softcapping", (None,)),
+    ("is_encoder_decoder", (None, False)),
+)

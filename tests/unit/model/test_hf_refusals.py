@@ -1,0 +1,227 @@
+"""A folder that cannot be run says what it is, which file or key, and what would work."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polyneuron.errors import FormatError
+from polyneuron.model.architecture import FAMILIES, describe
+from polyneuron.model.hf_families import HF_FAMILIES
+from polyneuron.model.model_header import read_model_header
+from tests.support.hf_folders import hf_weights, write_hf_folder, write_shards
+from tests.support.predictor_sources import write_safetensors
+from tests.support.tiny_gguf import TinyModel, random_weights
+
+MODEL = TinyModel()
+MIXTURE = TinyModel(family="qwen3moe", d_ff=32)
+SHARD = "model-00002-of-00003.safetensors"
+Change = Callable[[Path], None]
+
+
+def tiny_folder(folder: Path, model: TinyModel = MODEL, **config: Any) -> Path:
+    return write_hf_folder(folder, model.spec(), random_weights(model), config=config)
+
+
+def refusal(folder: Path) -> str:
+    """The one line with which a folder is refused."""
+    with pytest.raises(FormatError) as caught:
+        describe(read_model_header(folder))
+    message = str(caught.value)
+    assert str(folder) in message and "\n" not in message
+    return message
+
+
+def without(name: str) -> Change:
+    return lambda folder: (folder / name).unlink()
+
+
+def written(name: str, text: str) -> Change:
+    def change(folder: Path) -> None:
+        (folder / name).write_text(text)
+
+    return change
+
+
+def only(*names: str) -> Change:
+    """Nothing but config.json and files of these names."""
+
+    def change(folder: Path) -> None:
+        for path in folder.iterdir():
+            if path.name != "config.json":
+                path.unlink()
+        for name in names:
+            (folder / name).write_text("{}")
+
+    return change
+
+
+def cut(folder: Path) -> None:
+    raw = (folder / SHARD).read_bytes()
+    (folder / SHARD).write_bytes(raw[:-10])
+
+
+FILES: dict[str, tuple[Change, str]] = {
+    "config": (without("config.json"), "config.json is missing; fetch it"),
+    "config text": (written("config.json", "{"), "config.json: no JSON object, or cut off"),
+    "config LFS": (
+        written("config.json", "version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"
+    ),
+    "no model_type": (written("config.json", "{}"), "config.json: model_type is missing"),
+    "shard": (without(SHARD), f"of 3 shards 1 missing: {SHARD}; fetch what is missing"),
+    "shard cut off": (cut, f"{SHARD}: "),
+    "shard LFS": (written(SHARD, "version https://git-lfs.github.com/spec/v1\n"), "not a safetens"),
+    "index": (
+        without("model.safetensors.index.json"),
+        "model.safetensors.index.json is missing, which says what the 3 files hold",
+    ),
+    "index text": (written("model.safetensors.index.json", "{}"), "has no weight_map"),
+    "index outside": (
+        written("model.safetensors.index.json", '{"weight_map": {"a": "../b"}}'),
+        "names files outside the folder",
+    ),
+    "index of another": (
+        written("model.safetensors.index.json", json.dumps({"weight_map": {"a": SHARD}})),
+        f"{SHARD}: lacks tensor 'a'",
+    ),
+    "pickles": (only("pytorch_model.bin"), "PyTorch pickles (pytorch_model.bin), which are not"),
+    "nothing": (only(), "no *.safetensors beside config.json; fetch model.safetensors"),
+    "tokenizer": (without("tokenizer.json"), "tokenizer.json is missing"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_file_is_named(tmp_path: Path, name: str) -> None:
+    change, expected = FILES[name]
+    folder = tiny_folder(tmp_path / "m")
+    change(folder)
+    assert expected in refusal(folder)
+
+
+@pytest.mark.parametrize("kind", ["alone", "with config"])
+def test_adapter_names_its_base(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    text = json.dumps({"base_model_name_or_path": "org/base", "peft_type": "LORA"})
+    (folder / "adapter_config.json").write_text(text)
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+    if kind == "with config":
+        (folder / "config.json").write_text("{}")
+    message = refusal(folder)
+    assert "a LoRA adapter (of 'org/base'), not a model; merge it" in message
+
+
+CONFIG: list[tuple[dict[str, Any], str]] = [
+    ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "'mamba' ('MambaForCausalLM'"),
+    ({"model_type": "bert"}, "'bert' ('TinyForCausalLM') is not supported; supported: llama"),
+    ({"hidden_size": None, "rms_norm_eps": None}, "keys missing: hidden_size, rms_norm_eps"),
+    ({"hidden_size": "64"}, "hidden_size is '64'; a positive whole number"),
+    ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+    ({"head_dim": 1.5}, "head_dim is 1.5"),
+    ({"rms_norm_eps": "x"}, "rms_norm_eps is 'x'"),
+    ({"rms_norm_eps": True}, "rms_norm_eps is True"),
+    ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported for this model: silu swish relu"),
+    ({"quantization_config": {"quant_method": "gptq"}}, "quantised by 'gptq'; give the BF16"),
+    ({"quantization_config": True}, "quantised by None"),
+    ({"mlp_bias": True}, "mlp_bias = True is not supported"),
+    ({"sliding_window": 64}, "sliding-window attention"),
+    ({"rope_parameters": 3}, "rope_parameters is 3; an object"),
+    ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type is 'longrope'; supported:"),
+    ({"rope_parameters": {"rope_type": "linear"}}, "no positive number"),
+    ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "no positive number"),
+    ({"rope_parameters": {"rope_theta": "1e4"}}, "rope_theta is '1e4'"),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "mscale": 2.0}}, "mscale = 2.0"),
+    ({"tie_word_embeddings": False}, "tie_word_embeddings is false, but no shard holds lm_head"),
+    ({"num_key_value_heads": 3}, "cannot share"),
+    ({"vocab_size": 300}, "llama.vocab_size is 300, but token_embd.weight has 299 rows"),
+    ({"num_hidden_layers": 3}, "tensors missing: blk.2."),
+    ({"num_hidden_layers": 1}, "tensors that a llama model does not use"),
+    ({"intermediate_size": 128}, "has shape (96, 64), but the metadata ask for (128, 64)"),
+]
+
+
+@pytest.mark.parametrize(("config", "expected"), CONFIG)
+def test_key_is_named(tmp_path: Path, config: dict[str, Any], expected: str) -> None:
+    assert expected in refusal(tiny_folder(tmp_path / "m", **config))
+
+
+class TestTensors:
+    def _folder(self, folder: Path, model: TinyModel, **arrays: Any) -> Path:
+        """One file; `arrays` replace tensors, None takes one out."""
+        found = dict(hf_weights(model.spec(), random_weights(model))) | arrays
+        tiny_folder(folder, model)
+        (folder / "model.safetensors.index.json").unlink()
+        write_shards(folder, {n: v for n, v in found.items() if v is not None}, "F32", 1)
+        return folder
+
+    def test_stranger_is_named(self, tmp_path: Path) -> None:
+        name = "model.layers.0.self_attn.rotary.weight"
+        folder = self._folder(tmp_path / "m", MODEL, **{name: np.ones(3, np.float32)})
+        assert repr(name) in refusal(folder)
+
+    def test_what_is_made_anew_is_passed_over(self, tmp_path: Path) -> None:
+        made = {
+            "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(3, np.float32),
+            "model.layers.0.mlp.predictor.fc1.weight": np.ones((3, 64), np.float32),
+        }
+        assert describe(read_model_header(self._folder(tmp_path / "m", MODEL, **made)))
+
+    def test_missing_expert_is_named(self, tmp_path: Path) -> None:
+        name = "model.layers.1.mlp.experts.2.up_proj.weight"
+        message = refusal(self._folder(tmp_path / "m", MIXTURE, **{name: None}))
+        assert "expert 2 of blk.1.ffn_up_exps.weight is missing" in message
+
+    def test_last_expert_is_missed(self, tmp_path: Path) -> None:
+        name = "model.layers.1.mlp.experts.3.up_proj.weight"
+        message = refusal(self._folder(tmp_path / "m", MIXTURE, **{name: None}))
+        assert "blk.1.ffn_up_exps.weight has shape (3, 32, 64)" in message
+
+    def test_expert_of_another_shape_is_named(self, tmp_path: Path) -> None:
+        name = "model.layers.1.mlp.experts.2.up_proj.weight"
+        folder = self._folder(tmp_path / "m", MIXTURE, **{name: np.ones((31, 64), np.float32)})
+        assert f"tensor '{name}' has another shape" in refusal(folder)
+
+    def test_type_is_named(self, tmp_path: Path) -> None:
+        folder = tiny_folder(tmp_path / "m")
+        raw = (folder / SHARD).read_bytes()
+        (length,) = struct.unpack("<Q", raw[:8])
+        head = raw[8 : 8 + length].replace(b'"F32"', b'"I32"', 1)
+        (folder / SHARD).write_bytes(raw[:8] + head + raw[8 + length :])
+        assert "has type 'I32'; supported: F32 F16 BF16; give the checkpoint" in refusal(folder)
+
+    def test_head_of_a_tied_model_is_the_embedding(self, tmp_path: Path) -> None:
+        head = np.zeros((299, 64), np.float32)
+        folder = self._folder(tmp_path / "m", MODEL, **{"lm_head.weight": head})
+        assert describe(read_model_header(folder)).tied_head
+
+    def test_one_file_of_another_name_is_the_model(self, tmp_path: Path) -> None:
+        folder = self._folder(tmp_path / "m", MODEL)
+        for path in folder.glob("model-*"):
+            path.unlink()
+        (folder / "model.safetensors").rename(folder / "weights.safetensors")
+        assert describe(read_model_header(folder)) == replace(MODEL.spec(), name="m", norm_eps=1e-5)
+
+    def test_empty_file_is_no_model(self, tmp_path: Path) -> None:
+        folder = self._folder(tmp_path / "m", MODEL)
+        write_safetensors(folder / "model.safetensors", {})
+        assert "no shard holds the embedding" in refusal(folder)
+
+
+class TestTable:
+    def test_rows_name_known_families(self) -> None:
+        assert {row.family for row in HF_FAMILIES.values()} <= set(FAMILIES)
+
+    @pytest.mark.parametrize("model_type", HF_FAMILIES)
+    def test_roles_are_the_ggufs(self, model_type: str) -> None:
+        """No row maps to a name that a GGUF of its family never has."""
+        row = HF_FAMILIES[model_type]
+        assert len(set(row.layer.values())) == len(row.layer)
+        for role in (*row.interleaved, *row.adds_one):
+            assert role in {*row.layer.values(), *row.outside.values()}
