@@ -171,7 +171,7 @@ class SimulatedEngine:
         first, second = costs.reads
         self._steps.configure(
             costs.cluster_costs(self.hot_neurons), num_cores=costs.num_cores,
-            flags=self.traits.flags, hot_neurons=self.hot_neurons, first_bytes=first,
+            flags=costs.flags, hot_neurons=self.hot_neurons, first_bytes=first,
             second_bytes=second, bundle_bytes=self.shape.bundle,
             merge_gap=costs.merge_gap, queue_depth=self.settings.queue_depth,
         )  # fmt: skip

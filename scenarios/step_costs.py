@@ -175,6 +175,12 @@ class StepCosts:
         return first + second, 0
 
     @property
+    def flags(self) -> StepFlag:
+        """The policy's; nothing is read in two phases where one read brings all of a neuron."""
+        flags = self.traits.flags
+        return flags if self.reads[1] else flags & ~TWO_PHASE
+
+    @property
     def tail(self) -> tuple[int, float]:
         """How much later slow reads are, and their share: stalls take the place of the device's."""
         if self.now.stall_every:

@@ -12,6 +12,7 @@ from polyneuron.scenarios.checkers import Checker
 from polyneuron.scenarios.engine_settings import Policy
 from polyneuron.scenarios.result import Figures
 from polyneuron.scenarios.script import Script
+from polyneuron.scenarios.simulated_engine import SimulatedEngine, StepOutcome
 from polyneuron.scenarios.simulation import SimulatedRun, simulate
 from polyneuron.scenarios.timeline_sink import KeptTimeline
 from tests.support.simulated import EXPERTS, ROOT, TINY_MODEL, script
@@ -57,6 +58,7 @@ TELL_ALL = """
 import sys
 from pathlib import Path
 from polyneuron.scenarios.script import load_script
+from polyneuron.scenarios.simulated_engine import SimulatedEngine, StepOutcome
 from polyneuron.scenarios.simulation import simulate
 from polyneuron.scenarios.timeline_sink import KeptTimeline, sha256_of
 for folder in sys.argv[1:]:
@@ -118,6 +120,20 @@ class TestCosts:
         ]
         decode = [figures["decode_tok_s"] or 0.0 for figures in speeds]
         assert decode == sorted(decode) and decode[0] < decode[-1]
+
+    def test_neurons_of_one_read_are_read_once(self, tmp_path: Path) -> None:
+        """No second phase where the first read brings all of a neuron."""
+        model = TINY_MODEL.replace("second_read = 256", "second_read = 0")
+        made = script(tmp_path, policy="pipeline", model=model, engine="ffn_resident = 0.3")
+        seen: list[tuple[int, int]] = []
+
+        class Counter(Checker):
+            def step_done(self, engine: SimulatedEngine, outcome: StepOutcome) -> None:
+                seen.append((outcome.totals.reads, outcome.totals.misses))
+
+        SimulatedRun(made, None, checker=Counter()).play()
+        assert sum(misses for _, misses in seen) > 0
+        assert all(reads <= misses for reads, misses in seen)
 
     def test_persistent_failure_ends_requests_only(self, tmp_path: Path) -> None:
         broken = '[[events]]\nat_token = 4\ndo = "fail_read"\npersistent = true\n'
