@@ -27,17 +27,17 @@ _PLAIN = (
 )
 
 
-def check_regular_file(path: Path) -> None:
-    """FormatError unless `path` is a readable regular file that is not empty."""
+def check_regular_file(path: Path, cure: str = "give the path of a .gguf file") -> None:
+    """FormatError, which ends with the cure, unless `path` is a regular file that is not empty."""
     try:
         status = os.stat(path)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise FormatError(f"{path}: {reason}; give the path of a .gguf file") from None
+        raise FormatError(f"{path}: {reason}; {cure}") from None
     if stat.S_ISDIR(status.st_mode):
-        raise FormatError(f"{path}: a directory; give the path of a .gguf file")
+        raise FormatError(f"{path}: a directory; {cure}")
     if not stat.S_ISREG(status.st_mode):
-        raise FormatError(f"{path}: not a regular file; give the path of a .gguf file")
+        raise FormatError(f"{path}: not a regular file; {cure}")
     if status.st_size == 0:
         raise FormatError(f"{path}: empty (0 bytes); fetch the file again")
 

@@ -20,18 +20,20 @@ Choice = TypeVar("Choice", bound=Enum)
 
 
 class Fields:
-    """The fields of one mapping; `place` says in messages where in the file it is."""
+    """The fields of one mapping; `place` says in messages where in the file it is, `cure` what to
+    do about a damaged one."""
 
-    def __init__(self, path: str, place: str, values: Any) -> None:
+    def __init__(self, path: str, place: str, values: Any, cure: str = "convert it again") -> None:
         self.path = path
         self.place = place
+        self.cure = cure
         if not isinstance(values, dict):
             self.fail("is not a mapping")
         self._values = values
 
     def fail(self, message: str) -> NoReturn:
         """FormatError naming file and place."""
-        raise FormatError(f"{self.path}: {self.place} {message}; damaged, convert it again")
+        raise FormatError(f"{self.path}: {self.place} {message}; damaged, {self.cure}")
 
     def _wrong(self, key: str, wanted: str) -> NoReturn:
         found = quoted_value(self._values.get(key))

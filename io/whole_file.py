@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, TextIO
@@ -21,6 +21,15 @@ def write_whole(path: Path, data: bytes) -> None:
 
     def write(file: BinaryIO) -> None:
         file.write(data)
+
+    _replace(path, write)
+
+
+def write_whole_pieces(path: Path, pieces: Iterable[bytes]) -> None:
+    """As `write_whole`, with contents that are made piece by piece."""
+
+    def write(file: BinaryIO) -> None:
+        file.writelines(pieces)
 
     _replace(path, write)
 

@@ -59,6 +59,14 @@ ImportFrom = Annotated[
     option("--import", panel=PREDICTORS, text="of imported: a PWRI GGUF, safetensors, a folder"),
 ]
 
+Reorder = Annotated[
+    Path | None, option("--reorder", text="also write the model, hottest neurons first")
+]
+Record = Annotated[
+    Path | None, option("--record", text="also write which neurons each token needs")
+]
+Force = Annotated[bool, option("--force", text="let --reorder and --record replace a file")]
+
 
 def profile(
     model: Annotated[
@@ -83,10 +91,9 @@ def profile(
     rank: Rank = 0,
     alpha: Alpha = 0.0,
     import_from: ImportFrom = None,
-    reorder: Annotated[
-        Path | None, option("--reorder", text="also write the model, hottest neurons first")
-    ] = None,
-    force: Annotated[bool, option("--force", text="let --reorder replace a file")] = False,
+    reorder: Reorder = None,
+    record: Record = None,
+    force: Force = False,
     as_json: options.Json = False,
 ) -> None:
     """Run a text through a model: statistics and predictors of its neurons, beside the file."""
@@ -100,6 +107,7 @@ def profile(
     from polyneuron.cli.profile_table import as_object, show
     from polyneuron.io.predictor_import import open_import
     from polyneuron.profiling.profile import make_profile
+    from polyneuron.profiling.recorded import check_recording
     from polyneuron.profiling.reorder import check_reorder, reorder_model
 
     source = _as_bundles(locate_model(model))
@@ -111,10 +119,13 @@ def profile(
     )
     if reorder is not None:
         check_reorder(path, reorder, force)
+    if record is not None:
+        check_recording(path, record, force=force)
     with LoadProgress("profiling", unit="tokens x layers") as progress:
         made = make_profile(
-            path, ids, settings, imported=found, progress=progress, on_wait=note_wait
-        )
+            path, ids, settings, imported=found, record=record, progress=progress,
+            on_wait=note_wait,
+        )  # fmt: skip
     if made.resumed_layers:
         note(f"{made.resumed_layers} layers of them from an earlier run")
     if as_json:

@@ -71,6 +71,9 @@ def legend(made: Made) -> list[str]:
         "tail: how much likelier two neurons of the cold half are active together than by chance",
         f"profile: {made.profile_path}",
     ]
+    if made.recorded is not None:
+        size = amount(made.recorded.num_bytes)
+        lines.append(f"recording: {made.recorded.path}, {made.recorded.num_tokens} tokens, {size}")
     if made.predictors_path is None:
         return lines
     mean = made.report["mean"]
@@ -90,6 +93,13 @@ def as_object(path: Path, made: Made) -> dict[str, Any]:
         "tokens": made.profile.num_tokens,
         "profile": str(made.profile_path),
         "predictors": None if made.predictors_path is None else str(made.predictors_path),
+        "recording": None
+        if made.recorded is None
+        else {
+            "file": str(made.recorded.path),
+            "tokens": made.recorded.num_tokens,
+            "bytes": made.recorded.num_bytes,
+        },
         "predictor": dict(made.report.get("mean", {})) or None,
         "layers": [
             {"layer": index, **layer.facts, "predictor": report}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -39,6 +39,12 @@ from polyneuron.profiling.calibration import (
 )
 from polyneuron.profiling.kinds import Fit, fit_of
 from polyneuron.profiling.predictors import PredictorSettings
+from polyneuron.profiling.recorded import (
+    Recorded,
+    layer_block,
+    recording_head,
+    write_recording,
+)
 from polyneuron.profiling.statistics import layer_profile
 
 RECIPE = "profile-2"
@@ -56,6 +62,7 @@ class Made:
     report: Mapping[str, Any]
     """Of the predictors: their means under `mean`, each layer's figures under `layers`."""
     resumed_layers: int
+    recorded: Recorded | None = None
 
 
 def check_predictable(ncf: NcfFile, spec: ModelSpec) -> None:
@@ -78,14 +85,16 @@ def make_profile(
     settings: PredictorSettings | None,
     *,
     imported: PredictorImport | None = None,
+    record: Path | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     on_wait: Callable[[], None] = lambda: None,
 ) -> Made:
     """Profile a neuron-cluster file over a text; `settings` None: without predictors.
 
     Writes MODEL.profile and MODEL.predictors beside it, replacing older ones. `imported` are the
-    matrices for settings of that kind. `progress` gets tokens times layers done and in all;
-    `on_wait` is called while another process does the same.
+    matrices for settings of that kind; `record`: where activations are recorded, replacing what is
+    there. `progress` gets tokens times layers done and in all; `on_wait` is called while another
+    process does the same.
     Raises ConfigError, FormatError or DeviceError naming file or flag.
     """
     ncf = read_ncf(path)
@@ -100,21 +109,36 @@ def make_profile(
     check_output(output)
     if settings is not None:
         check_output(predictor_path(path))
-    with LayerJournal(output, _work_key(ncf, sequences, settings), on_wait) as journal:
+    head = None
+    if record is not None:
+        head = recording_head(ncf, spec, sequences, _text_key(sequences), record)
+    key = _work_key(ncf, sequences, settings, is_recorded=head is not None)
+    with LayerJournal(output, key, on_wait) as journal:
         resumed = journal.num_layers
         calibration = _begin(ncf, spec, sequences, journal)
         for sample in calibration.layers(progress):
-            record = _record(sample, settings, imported)
-            journal.add(pack_arrays(record), calibration.stream.tobytes())
+            found = _record(sample, settings, imported)
+            if head is not None:
+                found["needed"] = layer_block(sample)
+            journal.add(pack_arrays(found), calibration.stream.tobytes())
         made = _write(ncf, spec, sequences, settings, journal, resumed)
+        if record is not None and head is not None:
+            blocks = (found["needed"] for found in _records(journal))
+            made = replace(made, recorded=write_recording(record, head, blocks))
         journal.remove()
     return made
 
 
 def _work_key(
-    ncf: NcfFile, sequences: list[list[int]], settings: PredictorSettings | None
+    ncf: NcfFile,
+    sequences: list[list[int]],
+    settings: PredictorSettings | None,
+    *,
+    is_recorded: bool,
 ) -> bytes:
+    """A run that records does not go on with one that did not."""
     text = f"{RECIPE} {model_key(ncf.manifest)} {_text_key(sequences)} {settings!r}"
+    text += " recorded" if is_recorded else ""
     return hashlib.sha256(text.encode()).digest()
 
 
