@@ -54,6 +54,32 @@ class LayerProfile:
         return {name: getattr(self, name) for name in arrays} | {"facts": dict(self.facts)}
 
 
+@dataclass(frozen=True, slots=True)
+class ActivationBounds:
+    """Under which activations of a model that has no zeros count as zero, and what that costs."""
+
+    values: tuple[float, ...]
+    """Of each layer, for |activation of the deciding value|."""
+    share: float
+    """Of neurons, those that count as zero."""
+    ppl: float
+    """Perplexity with the bounds, over tokens that they were not chosen by."""
+    dense_ppl: float
+    """Without them, over the same tokens."""
+
+    @property
+    def cost(self) -> float:
+        """By how much of itself perplexity rises."""
+        return self.ppl / self.dense_ppl - 1.0
+
+    def plain(self) -> dict[str, Any]:
+        """For `pack_arrays`."""
+        values = np.asarray(self.values, np.float32)
+        return {
+            "values": values, "share": self.share, "ppl": self.ppl, "dense_ppl": self.dense_ppl
+        }  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Profile:
     """All layers of a model over one text."""
@@ -64,6 +90,8 @@ class Profile:
     text_key: str
     """SHA-256 of the tokens."""
     layers: tuple[LayerProfile, ...]
+    bounds: ActivationBounds | None = None
+    """Of a model whose activations are never exactly zero; counts are of those beyond them."""
 
 
 def profile_path(model: Path) -> Path:
@@ -80,6 +108,7 @@ def write_profile(path: Path, profile: Profile) -> None:
             "text_key": profile.text_key,
             "batches": list(BATCHES),
             "layers": [layer.plain() for layer in profile.layers],
+            "bounds": profile.bounds.plain() if profile.bounds else None,
         }
     )
     write_whole(path, HEADER.pack(MAGIC, VERSION, crc32c(body), len(body)) + body)
@@ -97,7 +126,19 @@ def read_profile(path: Path, key: str, num_layers: int, d_ff: int) -> Profile:
     layers = tuple(layer_of(part, d_ff) for part in fields.parts("layers", "layer"))
     if len(layers) != num_layers:
         fields.fail(f"has {len(layers)} layers, the model has {num_layers}")
-    return Profile(key, fields.count("num_tokens", least=1), fields.text("text_key"), layers)
+    bounds = _bounds_of(fields.part("bounds"), num_layers) if fields.has("bounds") else None
+    num_tokens = fields.count("num_tokens", least=1)
+    return Profile(key, num_tokens, fields.text("text_key"), layers, bounds)
+
+
+def _bounds_of(fields: Fields, num_layers: int) -> ActivationBounds:
+    values = fields.array("values", "<f4", (num_layers,))
+    if not (np.isfinite(values).all() and (values > 0).all()):
+        fields.fail("has bounds that are not positive numbers")
+    return ActivationBounds(
+        tuple(map(float, values)), fields.number("share"), fields.number("ppl"),
+        fields.number("dense_ppl"),
+    )  # fmt: skip
 
 
 def _checked_body(path: Path) -> bytes:

@@ -37,6 +37,8 @@ class FeedForwardMode(StrEnum):
     """Every gate; up and down of the neurons whose gate is not zero: the same result."""
     PREDICTED = "predicted"
     """The neurons a predictor names, and the hot ones; those it misses are lost."""
+    THRESHOLD = "threshold"
+    """Every gate; neurons whose activation is within a bound count as zero: for SiLU models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ class EngineConfig:
     """At most this share of the feed-forward layers in memory, 0 to 1; None: all that fit."""
     mode: FeedForwardMode = FeedForwardMode.AUTO
     """What feed-forward blocks compute; its name as a string will do."""
+    bounds: tuple[float, ...] = ()
+    """Threshold mode: each layer's bound, from the model's profile."""
     hot_clusters: tuple[int, ...] = ()
     """Predicted mode: clusters of each layer, from the first on, that are computed without being
     predicted, in steps of 1, 2, … tokens; the last one holds for more tokens too. The most of them

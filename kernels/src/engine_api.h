@@ -98,7 +98,7 @@ struct step_op {
     uint32_t rotary_dim;
     uint32_t rope_layout;
     uint32_t heads_per_unit;
-    float eps;
+    float eps;                /* rows: activations of deciding values up to it count as zero */
     float scale;
     uint32_t stream_index;    /* 0: weights are resident; j: they are those of the j-th load of a
                                  pass, and the offsets above are those in the first buffer */

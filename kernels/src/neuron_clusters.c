@@ -33,24 +33,21 @@ static void decide(void *base, const struct step_op *op, const struct step_param
                 c->num);
 }
 
-/* Above zero, or not a number: then a neuron is computed, as in dense mode, so that a fault
- * upstream shows and a broken score drops nothing. */
-static uint32_t is_on(float value) {
-    return !(value <= 0.0f);
-}
-
 /* List the neurons whose hidden value is on for some token; all in dense mode. Returns for
  * how many tokens they are, summed. */
 static uint32_t choose(void *base, const struct step_op *op, const struct step_params *step,
                        const struct cluster *c) {
-    uint32_t num_active = 0, sum = 0;
+    uint32_t num_active = 0, sum = 0, on[MAX_CLUSTER_NEURONS] = {0}; /* for how many tokens */
+    for (uint32_t t = 0; t < step->num_tokens; t++) {
+        float room[MAX_CLUSTER_NEURONS];
+        const float *value = decisions(op, hidden_row(base, op, t) + c->first, c->num, room);
+        for (uint32_t i = 0; i < c->num; i++)
+            on[i] += is_on(value[i]);
+    }
     for (uint32_t i = 0; i < c->num; i++) {
-        uint32_t on = 0; /* for how many of the tokens */
-        for (uint32_t t = 0; t < step->num_tokens; t++)
-            on += is_on(hidden_row(base, op, t)[c->first + i]);
-        sum += on;
+        sum += on[i];
         c->active[num_active] = c->first + i;
-        num_active += on != 0 || (op->flags & OPF_ALL_NEURONS);
+        num_active += on[i] != 0 || (op->flags & OPF_ALL_NEURONS);
     }
     c->work->num_active = num_active;
     c->work->num_late = 0;
@@ -74,14 +71,12 @@ static void coefficients(void *base, const struct step_op *op, const struct clus
     const float *hidden = hidden_row(base, op, token);
     for (uint32_t i = 0; i < n; i++)
         deciding[i] = hidden[c->active[i]];
-    if (!has_gate(op)) {
-        feed_forward_act((int)op->activation, coef, NULL, deciding, n);
-        return;
+    if (has_gate(op)) {
+        dot_rows((int)op->up_type, up, at(base, op->up_weight + op->up_row), op->row_stride,
+                 c->place, n, op->cols, input_row(base, op, token));
+        add_bias_of(base, op->up_bias, c->active, up, n);
     }
-    dot_rows((int)op->up_type, up, at(base, op->up_weight + op->up_row), op->row_stride, c->place,
-             n, op->cols, input_row(base, op, token));
-    add_bias_of(base, op->up_bias, c->active, up, n);
-    feed_forward_act((int)op->activation, coef, deciding, up, n);
+    activate(op, coef, deciding, up, n);
 }
 
 /* What the stages of a cluster took, token by token, in a step that wants records. */
@@ -195,10 +190,8 @@ static void compute_token(void *base, const struct step_op *op, const struct ste
     if (has_gate(op)) {
         dot_rows((int)op->up_type, up, rows + op->up_row, op->row_stride, place, n, op->cols, x);
         add_bias_of(base, op->up_bias, neuron, up, n);
-        feed_forward_act((int)op->activation, coef, gate, up, n);
-    } else {
-        feed_forward_act((int)op->activation, coef, NULL, gate, n);
     }
+    activate(op, coef, gate, up, n);
     for (uint32_t i = 0; op->routes && i < n; i++)
         coef[i] *= weight;
     n = sum_down(base, op, partial_of(base, op, step, c->index, token), coef, place, n);

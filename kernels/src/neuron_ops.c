@@ -1,4 +1,5 @@
 /* Feed forward over neuron-major rows: which op does what, and what all of them end in. */
+#include <math.h>
 #include <string.h>
 
 #include "blocks.h"
@@ -20,6 +21,33 @@ uint32_t neuron_op_units(const struct step_op *op, const struct step_params *ste
     default:
         return op->routes ? expert_units(op, step) : ceil_div(op->rows, op->cluster_neurons);
     }
+}
+
+const float *decisions(const struct step_op *op, const float *deciding, uint32_t n, float *room) {
+    float ones[MAX_CLUSTER_NEURONS];
+    if (op->eps == 0.0f)
+        return deciding;
+    for (uint32_t i = 0; i < n; i++)
+        ones[i] = 1.0f;
+    if (has_gate(op))
+        feed_forward_act((int)op->activation, room, deciding, ones, n);
+    else
+        feed_forward_act((int)op->activation, room, NULL, deciding, n);
+    for (uint32_t i = 0; i < n; i++)
+        room[i] = fabsf(room[i]) - op->eps;
+    return room;
+}
+
+void activate(const struct step_op *op, float *out, const float *deciding, const float *up,
+              uint32_t n) {
+    float room[MAX_CLUSTER_NEURONS];
+    const float *beyond = decisions(op, deciding, n, room);
+    if (has_gate(op))
+        feed_forward_act((int)op->activation, out, deciding, up, n);
+    else
+        feed_forward_act((int)op->activation, out, NULL, deciding, n);
+    for (uint32_t i = 0; op->eps != 0.0f && i < n; i++)
+        out[i] = is_on(beyond[i]) ? out[i] : 0.0f;
 }
 
 /* Keep what is not zero; all of it in dense mode. Returns how many are kept. */

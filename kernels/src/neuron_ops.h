@@ -79,6 +79,22 @@ static inline uint32_t entry_of(const struct routes *routes, uint32_t token, uin
     return NO_ENTRY;
 }
 
+/* Whether neurons count is told by their deciding values, gate or, without a gate, up: those above
+ * zero do, or, where the op has a bound, those whose activation is beyond it. A value that is no
+ * number counts too, as in dense mode, so that a fault upstream shows and a broken score drops
+ * nothing. */
+static inline uint32_t is_on(float value) {
+    return !(value <= 0.0f);
+}
+
+/* Of n <= MAX_CLUSTER_NEURONS deciding values what is_on() is asked of: they themselves, or, in
+ * `room`, how far their activations are beyond the op's bound. */
+const float *decisions(const struct step_op *op, const float *deciding, uint32_t n, float *room);
+
+/* act(deciding, up), where the op has a bound with zeros for neurons that do not count. */
+void activate(const struct step_op *op, float *out, const float *deciding, const float *up,
+              uint32_t n);
+
 /* Down rows at `place` times their coefficients, in order -> partial (cols). Leaves in both lists
  * what was added, and returns how many that are. */
 uint32_t sum_down(void *base, const struct step_op *op, float *partial, float *coef,

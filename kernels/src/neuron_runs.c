@@ -50,7 +50,7 @@ static void activate_group(void *base, const struct step_op *op, const void *gat
         if (up_tile && op->up_bias)
             add_f32(u, (const float *)at(base, op->up_bias) + neuron, n);
         float *hidden = hidden_row(base, op, token + t) + hidden_column(op, neuron);
-        feed_forward_act((int)op->activation, hidden, up_tile ? g : NULL, up_tile ? u : g, n);
+        activate(op, hidden, g, u, n);
         for (uint32_t i = 0; weight && i < n; i++)
             hidden[i] *= weight[t];
     }

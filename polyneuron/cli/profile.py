@@ -20,6 +20,7 @@ from polyneuron.model.locate import locate_model
 if TYPE_CHECKING:
     from polyneuron.planning.source import ModelSource
     from polyneuron.profiling.predictors import PredictorSettings
+    from polyneuron.profiling.profile import Made
 
 DEFAULT_TOKENS = 2048
 PREDICTORS = "Predictors"
@@ -53,6 +54,14 @@ Rank = Annotated[
 ]
 Alpha = Annotated[
     float, option("--alpha", panel=PREDICTORS, text="of sign: over 1 names more; 0: by --recall")
+]
+Threshold = Annotated[
+    bool,
+    option("--threshold", text="of SiLU models: find bounds for --mode threshold (lossy)"),
+]
+MaxCost = Annotated[
+    float | None,
+    option("--max-cost", text="with --threshold: how much perplexity may rise, as a share"),
 ]
 ImportFrom = Annotated[
     Path | None,
@@ -91,6 +100,8 @@ def profile(
     rank: Rank = 0,
     alpha: Alpha = 0.0,
     import_from: ImportFrom = None,
+    threshold: Threshold = False,
+    max_cost: MaxCost = None,
     reorder: Reorder = None,
     record: Record = None,
     force: Force = False,
@@ -104,18 +115,19 @@ def profile(
         return
     if not model:
         raise ConfigError("-m: name a model file, or measure the machine with --device")
-    from polyneuron.cli.profile_table import as_object, show
     from polyneuron.io.predictor_import import open_import
     from polyneuron.profiling.profile import make_profile
     from polyneuron.profiling.recorded import check_recording
-    from polyneuron.profiling.reorder import check_reorder, reorder_model
+    from polyneuron.profiling.reorder import check_reorder
 
-    source = _as_bundles(locate_model(model))
+    cost = _cost(threshold, max_cost, predictor)
+    source = _as_bundles(locate_model(model), cost is not None)
     path = source.path
     ids = _tokens(source, text, tokens, random_tokens)
     found = None if import_from is None else open_import(import_from)
+    kind = predictor if cost is None else PredictorChoice.NONE
     settings = _settings(
-        source, predictor, kept=recall, input=input_at, rank=rank, alpha=alpha, found=found
+        source, kind, kept=recall, input=input_at, rank=rank, alpha=alpha, found=found
     )
     if reorder is not None:
         check_reorder(path, reorder, force)
@@ -123,30 +135,61 @@ def profile(
         check_recording(path, record, force=force)
     with LoadProgress("profiling", unit="tokens x layers") as progress:
         made = make_profile(
-            path, ids, settings, imported=found, record=record, progress=progress,
-            on_wait=note_wait,
+            path, ids, settings, imported=found, max_cost=cost, record=record,
+            progress=progress, on_wait=note_wait,
         )  # fmt: skip
+    _show(path, made, as_json=as_json)
+    if reorder is not None:
+        _reorder(path, made, reorder, force=force)
+
+
+def _show(path: Path, made: Made, *, as_json: bool) -> None:
+    from polyneuron.cli.profile_table import as_object, show
+
     if made.resumed_layers:
         note(f"{made.resumed_layers} layers of them from an earlier run")
     if as_json:
         sys.stdout.write(json.dumps(as_object(path, made)) + "\n")
     else:
         show(made)
-    if reorder is not None:
-        with LoadProgress("writing") as progress:
-            reorder_model(path, made.profile, reorder, force=force, progress=progress)
-        note(f"{reorder}: the model, hottest neurons first, its profile and predictors beside it")
 
 
-def _as_bundles(path: Path) -> ModelSource:
+def _reorder(path: Path, made: Made, output: Path, *, force: bool) -> None:
+    from polyneuron.profiling.reorder import reorder_model
+
+    with LoadProgress("writing") as progress:
+        reorder_model(path, made.profile, output, force=force, progress=progress)
+    note(f"{output}: the model, hottest neurons first, its profile and predictors beside it")
+
+
+def _cost(threshold: bool, max_cost: float | None, predictor: PredictorChoice) -> float | None:
+    """What bounds may cost; None when none are wanted."""
+    from polyneuron.profiling.activation_bounds import DEFAULT_COST
+
+    if not threshold:
+        if max_cost is not None:
+            raise ConfigError("--max-cost: what bounds may cost; give --threshold too")
+        return None
+    if predictor not in (PredictorChoice.AUTO, PredictorChoice.NONE):
+        raise ConfigError(f"--predictor {predictor}: threshold mode looks at gates, it needs none")
+    cost = DEFAULT_COST if max_cost is None else max_cost
+    if not 0 < cost <= 1:
+        raise ConfigError(f"--max-cost {cost:g}: give a share above 0 and up to 1, as 0.01")
+    return cost
+
+
+def _as_bundles(path: Path, threshold: bool) -> ModelSource:
     """The file itself, or the bundles that a GGUF is converted to in the cache."""
     from polyneuron.io.ncf_format import Layout
     from polyneuron.model.model_cache import cached_ncf
-    from polyneuron.planning.source import open_source
+    from polyneuron.planning.source import check_boundable, open_source
     from polyneuron.profiling.calibration import check_sparse
 
     source = open_source(path)
-    check_sparse(path, source.spec)
+    if threshold:
+        check_boundable(source.spec)
+    else:
+        check_sparse(path, source.spec)
     if source.can_stream:
         return source
     with LoadProgress("converting") as progress:

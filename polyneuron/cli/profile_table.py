@@ -74,6 +74,12 @@ def legend(made: Made) -> list[str]:
     if made.recorded is not None:
         size = amount(made.recorded.num_bytes)
         lines.append(f"recording: {made.recorded.path}, {made.recorded.num_tokens} tokens, {size}")
+    if bounds := made.profile.bounds:
+        lines.append(
+            f"bounds: {bounds.share:.0%} of the neurons count as zero in --mode threshold; "
+            f"perplexity {bounds.dense_ppl:.2f} -> {bounds.ppl:.2f} ({bounds.cost:+.1%}), over "
+            f"text that they were not chosen by"
+        )
     if made.predictors_path is None:
         return lines
     mean = made.report["mean"]
@@ -100,6 +106,7 @@ def as_object(path: Path, made: Made) -> dict[str, Any]:
             "tokens": made.recorded.num_tokens,
             "bytes": made.recorded.num_bytes,
         },
+        "threshold": _bounds_object(made),
         "predictor": dict(made.report.get("mean", {})) or None,
         "layers": [
             {"layer": index, **layer.facts, "predictor": report}
@@ -111,4 +118,17 @@ def as_object(path: Path, made: Made) -> dict[str, Any]:
                 )
             )
         ],
+    }
+
+
+def _bounds_object(made: Made) -> dict[str, Any] | None:
+    bounds = made.profile.bounds
+    if bounds is None:
+        return None
+    return {
+        "share": bounds.share,
+        "ppl": bounds.ppl,
+        "dense_ppl": bounds.dense_ppl,
+        "cost": bounds.cost,
+        "bounds": list(bounds.values),
     }

@@ -41,15 +41,13 @@ StorageOf = Mapping[str, StorageType]
 
 
 def choose_layout(spec: ModelSpec, wanted: Layout | None = None) -> Layout:
-    """Bundles for models whose neurons are often exactly zero, and of experts; else tiles."""
+    """Bundles for models whose neurons are often exactly zero, and of experts; else tiles.
+
+    Bundles of other models serve threshold mode.
+    """
     is_sparse = spec.feed_forward in SPARSE_KINDS or spec.experts is not None
     if wanted is Layout.TILES and spec.experts:
         raise ConfigError("--layout tiles: experts are read one by one; use --layout bundles")
-    if wanted is Layout.BUNDLES and not is_sparse:
-        raise ConfigError(
-            f"--layout bundles: {spec.feed_forward.name.lower()} activations are never exactly "
-            "zero, so no neuron could be left out; use --layout tiles"
-        )
     return wanted or (Layout.BUNDLES if is_sparse else Layout.TILES)
 
 

@@ -236,7 +236,9 @@ def fit(source: ModelSource, config: EngineConfig, limit_bytes: int, private_byt
     `config.ffn_resident` lowers that. Raises ConfigError that names the minimum when not even
     streaming every layer fits.
     """
-    config = replace(config, mode=source.resolve_mode(config.mode))
+    mode = source.resolve_mode(config.mode)
+    is_cut = mode is FeedForwardMode.THRESHOLD
+    config = replace(config, mode=mode, bounds=source.bounds().values if is_cut else ())
     room = int(limit_bytes * (1 - HEADROOM_SHARE)) - private_bytes
     predicted = config.mode is FeedForwardMode.PREDICTED
     planner = _Planner(source, config, room, source.predictors() if predicted else None)

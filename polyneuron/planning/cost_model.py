@@ -20,9 +20,9 @@ from polyneuron.planning.device import DeviceProfile, Kernel, ReadSpeed
 from polyneuron.planning.hotness import Hotness
 from polyneuron.planning.work import Matrix, ModelWork, RowWork
 
-DENSE, EXACT, PREDICTED = "dense", "exact", "predicted"
+DENSE, EXACT, PREDICTED, THRESHOLD = "dense", "exact", "predicted", "threshold"
 
-OPS_A_LAYER = {DENSE: 8, EXACT: 9, PREDICTED: 11}
+OPS_A_LAYER = {DENSE: 8, EXACT: 9, PREDICTED: 11, THRESHOLD: 9}
 """Of the decode program: norm, q/k/v, rotation, attention, output, norm, and the feed forward's."""
 OPS_OUTSIDE = 3
 """Beyond its layers: embedding, norm, head."""

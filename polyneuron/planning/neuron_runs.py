@@ -84,11 +84,13 @@ def shared_fields(compiler: Compiler, bundles: BundlePlan, layer: int) -> dict[s
     flags = OpFlag.ALL_NEURONS if bundles.mode is FeedForwardMode.DENSE else 0
     if rows.has_experts:
         flags |= OpFlag.WHOLE_CLUSTERS
+    bounds = layout.config.bounds
     tiles = 0 if bundles.is_whole else bundles.layers[layer].tiles_offset
     return {
         "layer": layer, "cols": rows.cols, "flags": flags | (OpFlag.GATE_TILES if tiles else 0),
         "weight": tiles, "weight_type": int(rows.decide_type), "up_type": int(rows.up_type),
         "down_type": int(rows.down_type), "activation": int(spec.feed_forward),
+        "eps": bounds[layer] if bounds else 0.0,
         "layer_neurons": rows.num_neurons, "cluster_neurons": rows.cluster_neurons,
         "bias": compiler.vector(f"blk.{layer}.{decide}.bias"),
         "up_bias": compiler.vector(f"blk.{layer}.ffn_up.bias") if has_gate else 0,

@@ -15,7 +15,15 @@ from polyneuron.errors import ConfigError
 from polyneuron.io.ncf_format import Layout
 from polyneuron.kernels.arena import MAX_EXECUTORS
 from polyneuron.planning.budget import Budget, fit, private_estimate
-from polyneuron.planning.cost_model import DENSE, EXACT, PREDICTED, CostModel, Knobs, StepCost
+from polyneuron.planning.cost_model import (
+    DENSE,
+    EXACT,
+    PREDICTED,
+    THRESHOLD,
+    CostModel,
+    Knobs,
+    StepCost,
+)
 from polyneuron.planning.source import ModelSource
 
 BATCHES = (1, 2, 4, 8)
@@ -55,7 +63,7 @@ class Plan:
             if name != mode
         ]
         against = f" against {', '.join(others)}" if others else ""
-        lossy = " (lossy)" if mode == PREDICTED else ""
+        lossy = " (lossy)" if mode in (PREDICTED, THRESHOLD) else ""
         return f"{mode}{lossy}: {rate:.1f} tok/s{against}"
 
 
@@ -95,9 +103,7 @@ class Planner:
 
     def modes(self) -> list[str]:
         """Those that this file allows and the user has not ruled out; the exact ones first."""
-        is_sparse = self.source.manifest.layout is Layout.BUNDLES
-        if self.source.spec.experts and not self.source.is_sparse:
-            is_sparse = False
+        is_sparse = self.source.is_sparse and self.source.manifest.layout is Layout.BUNDLES
         possible = [EXACT, DENSE] if is_sparse else [DENSE]
         if is_sparse and self.model.predictor is not None:
             possible.append(PREDICTED)

@@ -22,6 +22,7 @@ from polyneuron.io.predictor_file import (
     predictor_path,
     read_predictors,
 )
+from polyneuron.io.profile_file import ActivationBounds, profile_path, read_profile
 from polyneuron.io.section_reader import SectionRead
 from polyneuron.io.weight_reader import WeightRead
 from polyneuron.model.architecture import describe
@@ -33,7 +34,9 @@ from polyneuron.planning.bundles import BundlePlan, neuron_rows
 from polyneuron.planning.layout import ArenaLayout
 
 SPARSE_MODES = (FeedForwardMode.EXACT, FeedForwardMode.PREDICTED)
-"""Those that leave neurons out."""
+"""Those that leave out neurons which are often exactly zero."""
+ROW_MODES = (*SPARSE_MODES, FeedForwardMode.THRESHOLD)
+"""Those that need a file in bundles."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,15 +71,18 @@ class ModelSource:
             raise ConfigError(
                 "--mode predicted: predictors of experts are not supported; use --mode auto"
             )
+        if wanted is FeedForwardMode.THRESHOLD:
+            check_boundable(self.spec)
         if wanted in SPARSE_MODES and not self.is_sparse:
             raise ConfigError(
                 f"--mode {wanted}: {self.spec.feed_forward.name.lower()} activations are never "
-                f"exactly zero, so nothing could be left out; use --mode dense"
+                f"exactly zero, so nothing could be left out; use --mode dense, or see "
+                f"polyneuron profile --threshold"
             )
         if self.manifest.layout is Layout.BUNDLES:
             best = FeedForwardMode.EXACT if self.is_sparse else FeedForwardMode.DENSE
             return best if wanted is FeedForwardMode.AUTO else wanted
-        if wanted not in SPARSE_MODES:
+        if wanted not in ROW_MODES:
             return FeedForwardMode.DENSE
         raise ConfigError(
             f"--mode {wanted}: {self.path} keeps its feed-forward weights as tiles; convert its "
@@ -89,6 +95,8 @@ class ModelSource:
             return None
         if self.spec.experts:
             return Layout.BUNDLES
+        if wanted is FeedForwardMode.THRESHOLD:
+            return Layout.BUNDLES
         if self.is_sparse and (wanted in SPARSE_MODES or streams):
             return Layout.TILES if wanted is FeedForwardMode.DENSE else Layout.BUNDLES
         return Layout.TILES if streams else None
@@ -96,6 +104,20 @@ class ModelSource:
     def predictors(self) -> PredictorFile:
         """The predictors beside the file; ConfigError with the cure when there are none for it."""
         return _predictors_of(self)
+
+    def bounds(self) -> ActivationBounds:
+        """Those in the profile beside the file; ConfigError with the cure when there are none."""
+        path, rows = profile_path(self.path), neuron_rows(self.manifest)
+        found = None
+        if path.exists():
+            key = model_key(self.manifest)
+            found = read_profile(path, key, self.spec.num_layers, rows.num_neurons).bounds
+        if found is None:
+            raise ConfigError(
+                f"--mode threshold: no bounds at {path}; make them with polyneuron profile "
+                f"--threshold, or use --mode dense"
+            )
+        return found
 
     def reads(self, layout: ArenaLayout) -> Reads:
         """What must be read before the first step, and to where."""
@@ -112,6 +134,20 @@ class ModelSource:
             )
             for name, place in layout.weights.items()
         ]
+
+
+def check_boundable(spec: ModelSpec) -> None:
+    """ConfigError for a model that threshold mode is not for."""
+    if spec.experts:
+        raise ConfigError(
+            "--mode threshold: experts are read whole, so nothing could be left out; use --mode "
+            "auto"
+        )
+    if spec.feed_forward in SPARSE_KINDS:
+        raise ConfigError(
+            f"--mode threshold: {spec.feed_forward.name.lower()} activations are often exactly "
+            f"zero; use --mode exact, which leaves those out and loses nothing"
+        )
 
 
 @lru_cache(maxsize=1)  # a plan lays a model out dozens of times, and its key sums all it says

@@ -47,6 +47,13 @@ class LayerSample:
     """Where sequences begin."""
     weights: LayerWeights
     """Valid until the next layer is asked for."""
+    bound: float = 0.0
+    """Activations of gates up to it count as zero."""
+
+    @property
+    def needed(self) -> NDArray[np.bool_]:
+        """Whose value decides that more than its gate is computed (tokens, d_ff)."""
+        return self.gate > 0 if self.bound == 0 else self.hidden != 0
 
 
 def check_sparse(path: object, spec: ModelSpec) -> None:
@@ -58,7 +65,8 @@ def check_sparse(path: object, spec: ModelSpec) -> None:
     if spec.feed_forward not in SPARSE_KINDS:
         raise ConfigError(
             f"{path}: {spec.feed_forward.name.lower()} activations are never exactly zero: every "
-            "neuron is active and there is nothing to profile; give a ReLU, dReLU or ReGLU model"
+            "neuron is active and there is nothing to profile; give a ReLU, dReLU or ReGLU model, "
+            "or --threshold to find bounds under which neurons may count as inactive"
         )
 
 
@@ -115,6 +123,8 @@ class Calibration:
     sequences: list[list[int]]
     stream: F32
     layer_id: int = 0
+    bounds: Sequence[float] = ()
+    """Of each layer: what counts as zero; empty: nothing does but zeros."""
 
     @classmethod
     def begin(cls, ncf: NcfFile, spec: ModelSpec, sequences: list[list[int]]) -> Calibration:
@@ -144,6 +154,9 @@ class Calibration:
 
     def _sample(self, run: LayerRun, progress: Callable[[int, int], None]) -> LayerSample:
         spec, count = self.spec, len(self.stream)
+        bound = self.bounds[self.layer_id] if self.bounds else 0.0
+        if bound:
+            run.cut(bound)
         attention = np.empty((count, spec.d_model), np.float32)
         normed = np.empty((count, spec.d_model), np.float32)
         hidden = np.empty((count, spec.d_ff), np.float32)
@@ -161,4 +174,4 @@ class Calibration:
         ):  # fmt: skip
             check_finite(self.ncf.path, self.layer_id, what, values)
         starts = tuple(rows.start for rows in self.rows())
-        return LayerSample(self.layer_id, attention, normed, gate, hidden, starts, weights)
+        return LayerSample(self.layer_id, attention, normed, gate, hidden, starts, weights, bound)

@@ -44,7 +44,8 @@ F32 = NDArray[np.float32]
 SERVE_SLICE_NS = 1_000_000_000
 WAIT_SLICE_NS = 250_000_000
 JOIN_TIMEOUT_S = 10.0
-PROGRAM_PLACES = {"attention": "prefill", "feed_forward": "decode.0"}
+FEED_FORWARD_PLACE = "decode.0"
+PROGRAM_PLACES = {"attention": "prefill", "feed_forward": FEED_FORWARD_PLACE}
 """The two halves of a layer lie where the engine has its two programs."""
 
 
@@ -97,6 +98,7 @@ class LayerRun:
         self, ncf: NcfFile, spec: ModelSpec, layer_id: int, max_tokens: int, num_threads: int = 0
     ) -> None:
         part = one_layer(ncf, spec, layer_id)
+        self.layer_id = layer_id
         self.source = part.source
         self.spec = part.source.spec
         config = EngineConfig(
@@ -173,6 +175,12 @@ class LayerRun:
             pass
 
     # ---- running
+
+    def cut(self, bound: float) -> None:
+        """From now on activations of gates up to `bound` count as zero; of layers in bundles."""
+        ops = layer_program(self.spec, self.layout, "feed_forward")
+        cut = [replace(op, eps=bound) if op.kind is OpKind.ROWS_UP else op for op in ops]
+        write_program(self.arena, self.layout.at(f"boards.program.{FEED_FORWARD_PLACE}"), cut)
 
     def attention(self, stream: F32) -> F32:
         """Attention: adds to `stream` (tokens, d_model), one sequence; returns its input normed."""

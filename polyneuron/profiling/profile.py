@@ -27,10 +27,17 @@ from polyneuron.io.predictor_file import (
     write_predictors,
 )
 from polyneuron.io.predictor_import import PredictorImport
-from polyneuron.io.profile_file import Profile, layer_of, profile_path, write_profile
+from polyneuron.io.profile_file import (
+    ActivationBounds,
+    Profile,
+    layer_of,
+    profile_path,
+    write_profile,
+)
 from polyneuron.kernels.quant import BLOCK_COLS
 from polyneuron.model.ncf_spec import spec_of
 from polyneuron.model.spec import ModelSpec
+from polyneuron.profiling.activation_bounds import check_bounds_wanted, find_bounds
 from polyneuron.profiling.calibration import (
     Calibration,
     LayerSample,
@@ -86,42 +93,41 @@ def make_profile(
     *,
     imported: PredictorImport | None = None,
     record: Path | None = None,
+    max_cost: float | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     on_wait: Callable[[], None] = lambda: None,
 ) -> Made:
     """Profile a neuron-cluster file over a text; `settings` None: without predictors.
 
     Writes MODEL.profile and MODEL.predictors beside it, replacing older ones. `imported` are the
-    matrices for settings of that kind; `record`: where activations are recorded, replacing what is
-    there. `progress` gets tokens times layers done and in all; `on_wait` is called while another
-    process does the same.
+    matrices for settings of that kind; `max_cost`: what bounds for threshold mode, found first, may
+    cost of perplexity, then neurons beyond them are counted; `record`: where activations are
+    recorded, replacing what is there. `progress` gets tokens times layers done and in all;
+    `on_wait` is called while another process does the same.
     Raises ConfigError, FormatError or DeviceError naming file or flag.
     """
     ncf = read_ncf(path)
     spec = spec_of(ncf)
-    check_sparse(path, spec)
-    if settings is not None:
-        check_predictable(ncf, spec)
+    _check_wanted(ncf, spec, settings, needs_bounds=max_cost is not None)
     if imported is not None:
         imported.check(spec.num_layers)
     sequences = cut_sequences(tokens)
     output = profile_path(path)
-    check_output(output)
-    if settings is not None:
-        check_output(predictor_path(path))
+    bounds = None if max_cost is None else find_bounds(ncf, spec, sequences, max_cost, progress)
     head = None
     if record is not None:
         head = recording_head(ncf, spec, sequences, _text_key(sequences), record)
-    key = _work_key(ncf, sequences, settings, is_recorded=head is not None)
+    key = _work_key(ncf, sequences, settings, bounds, is_recorded=head is not None)
     with LayerJournal(output, key, on_wait) as journal:
         resumed = journal.num_layers
         calibration = _begin(ncf, spec, sequences, journal)
+        calibration.bounds = bounds.values if bounds else ()
         for sample in calibration.layers(progress):
             found = _record(sample, settings, imported)
             if head is not None:
                 found["needed"] = layer_block(sample)
             journal.add(pack_arrays(found), calibration.stream.tobytes())
-        made = _write(ncf, spec, sequences, settings, journal, resumed)
+        made = _write(ncf, spec, sequences, settings, journal, resumed, bounds)
         if record is not None and head is not None:
             blocks = (found["needed"] for found in _records(journal))
             made = replace(made, recorded=write_recording(record, head, blocks))
@@ -129,15 +135,30 @@ def make_profile(
     return made
 
 
+def _check_wanted(
+    ncf: NcfFile, spec: ModelSpec, settings: PredictorSettings | None, *, needs_bounds: bool
+) -> None:
+    """ConfigError for what this file cannot have, or what cannot be written beside it."""
+    if needs_bounds:
+        check_bounds_wanted(ncf, spec)
+    else:
+        check_sparse(ncf.path, spec)
+    check_output(profile_path(ncf.path))
+    if settings is not None:
+        check_predictable(ncf, spec)
+        check_output(predictor_path(ncf.path))
+
+
 def _work_key(
     ncf: NcfFile,
     sequences: list[list[int]],
     settings: PredictorSettings | None,
+    bounds: ActivationBounds | None,
     *,
     is_recorded: bool,
 ) -> bytes:
     """A run that records does not go on with one that did not."""
-    text = f"{RECIPE} {model_key(ncf.manifest)} {_text_key(sequences)} {settings!r}"
+    text = f"{RECIPE} {model_key(ncf.manifest)} {_text_key(sequences)} {settings!r} {bounds!r}"
     text += " recorded" if is_recorded else ""
     return hashlib.sha256(text.encode()).digest()
 
@@ -177,6 +198,7 @@ def _write(
     settings: PredictorSettings | None,
     journal: LayerJournal,
     resumed: int,
+    bounds: ActivationBounds | None,
 ) -> Made:
     key = model_key(ncf.manifest)
     layers, reports = [], []
@@ -202,7 +224,7 @@ def _write(
             predictors, key, info, ranks, made, shape, named=np.stack(named), force=True
         )
     num_tokens = sum(len(sequence) for sequence in sequences)
-    profile = Profile(key, num_tokens, _text_key(sequences), tuple(layers))
+    profile = Profile(key, num_tokens, _text_key(sequences), tuple(layers), bounds)
     write_profile(profile_path(ncf.path), profile)
     return Made(profile, profile_path(ncf.path), predictors, report, resumed)
 

@@ -57,7 +57,7 @@ def recording_head(
 
 def layer_block(sample: LayerSample) -> bytes:
     """One layer's words: a neuron is needed where the value that decides is above zero."""
-    return needed_words(sample.gate > 0).tobytes()
+    return needed_words(sample.needed).tobytes()
 
 
 def write_recording(output: Path, head: TraceHead, blocks: Iterator[bytes]) -> Recorded:

@@ -20,7 +20,7 @@ TAIL_SHARE = 0.5
 
 def layer_profile(sample: LayerSample) -> LayerProfile:
     """Count one layer."""
-    active, gated = sample.hidden != 0, sample.gate > 0
+    active, gated = sample.hidden != 0, sample.needed
     rates = np.sort(active.mean(axis=0))[::-1]
     together, expected = tail_coactivation(active)
     overlap, by_chance = overlap_of(active, sample.starts)

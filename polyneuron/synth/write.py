@@ -56,6 +56,11 @@ class SynthSettings:
         if self.sparsity is not None and not MIN_SPARSITY <= self.sparsity <= MAX_SPARSITY:
             raise ConfigError(f"--sparsity {self.sparsity}: give {MIN_SPARSITY} to {MAX_SPARSITY}")
         layout = choose_layout(self.spec, self.layout)  # refuses what cannot be
+        if layout is Layout.BUNDLES and not self.is_sparse and not self.spec.experts:
+            raise ConfigError(
+                f"--layout bundles: {self.spec.feed_forward.name.lower()} activations of random "
+                "weights are never near zero, so no neuron could be left out; use --layout tiles"
+            )
         if self.is_hot_first and layout is not Layout.BUNDLES:
             raise ConfigError("--hot-first: only bundles have an order; use --layout bundles")
 

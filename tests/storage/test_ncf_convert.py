@@ -213,16 +213,18 @@ class TestDescription:
             assert report.layout == kind
             assert read_ncf(report.output).sections[1].kind is SectionKind(kind)
 
+    def test_bundles_of_any_model_can_be_asked_for(self, tmp_path: Path) -> None:
+        """For threshold mode."""
+        source = write_source(tmp_path, TinyModel())
+        report = convert(source, tmp_path / "out.ncf", layout=Layout.BUNDLES)
+        assert report.layout is Layout.BUNDLES
+
     def test_tiles_can_be_asked_for(self, tmp_path: Path) -> None:
         report = convert(write_source(tmp_path), tmp_path / "out.ncf", layout=Layout.TILES)
         assert report.layout is Layout.TILES and not report.lossy
 
 
 class TestRefusals:
-    def test_bundles_need_zeros(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="silu activations are never exactly zero"):
-            convert(write_source(tmp_path, TinyModel()), tmp_path / "o.ncf", layout=Layout.BUNDLES)
-
     @pytest.mark.parametrize(
         ("layout", "down", "cure"),
         [

@@ -166,3 +166,35 @@ def test_plan_finds_what_lies_beside_a_converted_gguf(
     capsys.readouterr()
     assert run(*words) == 0
     assert json.loads(capsys.readouterr().out)["mode"] == "predicted"
+
+
+class TestThreshold:
+    def test_bounds_are_shown_and_used(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+    ) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        source = write_tiny_gguf(tmp_path / "silu.gguf", TinyModel())
+        words = ("profile", "-m", source, "--random-tokens", "128", "--threshold", "--json")
+        assert run(*words, "--max-cost", "1") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["predictors"] is None
+        assert found["threshold"]["cost"] <= 1
+        assert len(found["threshold"]["bounds"]) == len(found["layers"])
+        assert run("plan", "-m", source, "--mode", "threshold", "--memory", "2GiB", "--json") == 0
+        assert json.loads(capsys.readouterr().out)["mode"] == "threshold"
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (("--max-cost", "0.01"), "--max-cost: what bounds may cost; give --threshold too"),
+            (("--threshold", "--max-cost", "0"), "--max-cost 0: give a share above 0"),
+            (("--threshold", "--max-cost", "nan"), "--max-cost nan: give a share above 0"),
+            (("--threshold", "--predictor", "sign"), "--predictor sign: threshold mode looks at"),
+            (("--threshold",), "drelu activations are often exactly zero; use --mode exact"),
+        ],
+    )
+    def test_refusals(
+        self, folder: Path, capsys: Captured, words: tuple[str, ...], said: str
+    ) -> None:
+        given = ("-m", folder / "bundles.ncf", "--random-tokens", "128", *words)
+        assert said in refusal(capsys, *given)

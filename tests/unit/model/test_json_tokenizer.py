@@ -16,7 +16,8 @@ from polyneuron.model.tokenizer import Tokenizer
 from tests.support.tiny_tokenizer import bpe_vocabulary
 
 TEXTS = (
-    "", " ", "hello world", "  hello   world  ", "the\nworld\n\n and 123", "Größe \u4e2d\u6587 \U0001f600",
+    "", " ", "hello world", "  hello   world  ", "the\nworld\n\n and 123",
+    "Größe \u4e2d\u6587 \U0001f600",
     "<s>the world</s>", "a<|end|> b <|end|>c", "<|end|>  the", "the<tool>world", "the <tool> x",
     "<s> <s>in", "<0x0A> and <unk>", "\u2581the",
 )  # fmt: skip
