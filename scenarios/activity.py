@@ -100,25 +100,38 @@ class Activity:
 
     def tables(self, num_neurons: int, num_experts: int, num_used: int, place: U32) -> LawTables:
         """What C draws from; `place` (num_neurons): the neuron at each rank."""
-        rates, levels = self.rates(num_neurons), self.levels()[:, None]
-        pull = -np.log1p(-rates)
-        joining = -np.expm1(-pull * levels)
-        leave = np.empty((NUM_LEVELS, num_neurons), np.uint32)
-        leave[:, place] = _share(np.minimum(1.0, (1.0 - rates) / rates * joining / (1.0 - joining)))
-        share, other = alias_table(pull)
         popularity = np.exp(-self.expert_skew * np.arange(num_experts))
         expert_share, expert_other = alias_table(popularity)
-        return LawTables(
-            num_neurons, place, share, other, leave,
-            np.rint(levels[:, 0] * pull.sum() * DRAW_PARTS).astype(np.uint32),
-            round(self.gate * 65536), num_experts, num_used,
-            int(_share(np.array([self.expert_overlap]))[0]), expert_share, expert_other,
+        return replace(
+            neuron_tables(self.rates(num_neurons), self.levels(), self.gate, place),
+            num_experts=num_experts, num_used=num_used,
+            stay=int(_share(np.array([self.expert_overlap]))[0]),
+            expert_share=expert_share, expert_other=expert_other,
         )  # fmt: skip
+
+    def laws(
+        self, num_neurons: int, num_experts: int, num_used: int, place: U32
+    ) -> list[LawTables]:
+        """The same as what holds for all layers."""
+        return [self.tables(num_neurons, num_experts, num_used, place)]
 
     def with_table(self, table: Mapping[str, Any]) -> Self:
         """The same with some statistics replaced."""
         names = {field.name for field in fields(self)}
         return replace(self, **{k: float(v) for k, v in table.items() if k in names})
+
+
+def neuron_tables(rates: F64, levels: F64, gate: float, place: U32) -> LawTables:
+    """A law of neurons: rates by rank (num_neurons), novelties that a token may have (levels)."""
+    pull, steps = -np.log1p(-rates), levels[:, None]
+    joining = -np.expm1(-pull * steps)
+    leave = np.empty((len(levels), len(rates)), np.uint32)
+    leave[:, place] = _share(np.minimum(1.0, (1.0 - rates) / rates * joining / (1.0 - joining)))
+    share, other = alias_table(pull)
+    return LawTables(
+        len(rates), place, share, other, leave,
+        np.rint(levels * pull.sum() * DRAW_PARTS).astype(np.uint32), round(gate * 65536),
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=64)

@@ -50,13 +50,13 @@ class Checker:
             yield from order_complaints(records)
             yield from core_complaints(records)
             yield from queue_complaints(engine, records)
-        if self.is_thorough and not engine.is_mapped:
+        if self.is_thorough and not engine.is_dense:
             yield from cache_complaints(engine)
 
 
 def budget_complaints(engine: SimulatedEngine) -> Iterable[str]:
     """Bytes of slots, hot ones too, are within the plan; the cache holds no more than its slots."""
-    if engine.is_mapped:
+    if engine.is_dense:
         return
     if engine.cold_slots < 0:
         yield f"hot neurons take {-engine.cold_slots} slots more than there are"
@@ -113,9 +113,8 @@ def queue_complaints(engine: SimulatedEngine, records: Records) -> Iterable[str]
         return
     costs = engine.costs()
     turn_ns = costs.read_ps(engine.shape.first_read) / 1000
-    latency_ns = costs.device.storage.latency_ns * costs.now.flash
     depth = min(costs.queue_depth, costs.device.storage.depth)
-    if depth > 1 and (turn_ns + latency_ns) / turn_ns > depth + 1e-2:
+    if depth > 1 and (turn_ns + costs.latency_ns) / turn_ns > depth + 1e-2:
         yield f"more than {depth} reads are under way"
     bundles = reads["bytes"].sum() / engine.shape.bundle
     least_ns = bundles * costs.moving_ns(engine.shape.bundle) * costs.now.flash

@@ -122,6 +122,8 @@ class DeviceModel:
     storage: StorageModel
     fitted: Mapping[str, str]
     """Dotted key -> why it had to be fitted."""
+    profile: DeviceProfile | None = None
+    """Of this machine: the planner's cost model counts with it."""
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], where: str) -> Self:
@@ -145,7 +147,9 @@ class DeviceModel:
     @classmethod
     def of_profile(cls, profile: DeviceProfile, memory: int) -> Self:
         """This machine, as `polyneuron profile --device` measured it: nothing is fitted."""
-        return cls("here", memory, _measured_cpu(profile), None, _measured_storage(profile), {})
+        return cls(
+            "here", memory, _measured_cpu(profile), None, _measured_storage(profile), {}, profile
+        )
 
 
 def with_fitted(table: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, str]]:

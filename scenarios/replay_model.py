@@ -13,6 +13,7 @@ from polyneuron.planning.source import open_source
 from polyneuron.profiling.predictors import PredictorSettings
 from polyneuron.profiling.profile import make_profile
 from polyneuron.scenarios.engine_settings import Policy
+from polyneuron.scenarios.model_file import model_path
 from polyneuron.scenarios.script import Script
 from polyneuron.synth.shapes import shape_spec
 from polyneuron.synth.write import SynthSettings, synthesize
@@ -52,6 +53,8 @@ def _mode(script: Script) -> FeedForwardMode:
 
 def replay_model(script: Script, folder: Path) -> Path:
     """The model's file: the one that is named, or a small one written into `folder`."""
+    if script.replay.model is None and (named := model_path(script)) is not None:
+        return named
     if script.replay.model is not None:
         if not script.replay.model.is_file():
             raise ConfigError(f"{script.path}: replay.model: {script.replay.model} is no file")

@@ -15,7 +15,7 @@ from polyneuron.scenarios.disturbance import SIMULATED_ONLY, Disturbance
 from polyneuron.scenarios.engine_settings import EngineSettings
 from polyneuron.scenarios.expectation import AT, Expectation, Player
 from polyneuron.scenarios.included import included
-from polyneuron.scenarios.replay_settings import ReplaySettings
+from polyneuron.scenarios.replay_settings import SHAPE_KEYS, ReplaySettings
 from polyneuron.scenarios.script_table import ScriptTable
 from polyneuron.scenarios.workload import Request
 
@@ -131,6 +131,7 @@ def _parse(path: Path, table: ScriptTable, overrides: Mapping[str, Any]) -> Scri
     players, events = _players(table), [Disturbance.from_table(r) for r in table.tables("events")]
     _check_events(table, players, events)
     _check_moments(table, requests, events)
+    _check_replayed_file(table)
     sweep = {key: values for key, values in whole_sweep.items() if key not in overrides}
     if len(sweep) < len(whole_sweep):  # some points are out of reach now
         expectations = [e for e in expectations if AT not in e.figure + (e.over or "")]
@@ -191,6 +192,14 @@ def _check_moments(table: ScriptTable, requests: list[Request], events: list[Dis
             at_token = row.moment.at_token
             if at_token is not None and at_token > most:
                 table.refuse(name, f"at_token = {at_token}: all requests give {most} tokens")
+
+
+def _check_replayed_file(table: ScriptTable) -> None:
+    """Refuse the shape of a small model where `[model]` names a file, which is replayed too."""
+    replay = table.table("replay")
+    for key in SHAPE_KEYS:
+        if table.table("model").has("file") and replay.has(key):
+            replay.refuse(key, "the file that model.file names has its own; leave one out")
 
 
 def _sweep(table: ScriptTable) -> dict[str, tuple[Any, ...]]:

@@ -10,9 +10,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from polyneuron.kernels.simulation import CacheKind, StepSimulation, StepTotals
+from polyneuron.kernels.simulation import CacheKind, LawTables, StepSimulation, StepTotals
 from polyneuron.scenarios.device_model import DeviceModel
+from polyneuron.scenarios.engine_plan import EnginePlan
 from polyneuron.scenarios.engine_settings import EngineSettings
+from polyneuron.scenarios.mapped_file import MappedFile
+from polyneuron.scenarios.measured_costs import (
+    MeasuredCosts,
+    engine_traits,
+    measured_costs,
+    shape_knobs,
+)
 from polyneuron.scenarios.memory_plan import (
     PLANNED_BATCHES,
     MemoryPlan,
@@ -20,8 +28,7 @@ from polyneuron.scenarios.memory_plan import (
     plan_memory,
 )
 from polyneuron.scenarios.model_shape import ModelShape
-from polyneuron.scenarios.page_cache import PageCache
-from polyneuron.scenarios.step_costs import TRAITS, Conditions, StepCosts
+from polyneuron.scenarios.step_costs import TRAITS, Conditions, PolicyTraits, StepCosts
 
 CLUSTER_NEURONS = 512
 """PAPER 1.2: the CPU's share is cut in chunks of 512 rows."""
@@ -58,14 +65,17 @@ class SimulatedEngine:
     def __init__(
         self, settings: EngineSettings, device: DeviceModel, shape: ModelShape, seed: int,
         where: str, max_memory: int = 0, max_share: float | None = None,
+        own: EnginePlan | None = None,
     ) -> None:  # fmt: skip
         self.settings, self.device = settings, device
         self.shape = shape
         self.where = where
-        self.traits = TRAITS[settings.policy]
+        self.own = own
+        """The plan of the real engine, where it could run this."""
+        self.traits = self._traits()
         self.conditions = Conditions()
-        self.plan = plan_memory(settings, shape, device.memory, where)
-        self.cluster_neurons = _cluster_neurons(shape.neurons)
+        self.plan = self._first_plan()
+        self.cluster_neurons = _cluster_neurons(shape.neurons, own)
         self.hot_neurons = 0
         self.batch = 1
         self._costs: StepCosts | None = None
@@ -74,15 +84,29 @@ class SimulatedEngine:
         self._most = self._most_slots(max_memory, max_share)
         self._is_warm = False
         self._steps = self._make_steps(seed) if self.traits.is_sparse else None
-        self._pages = None if self.traits.is_sparse else PageCache(self.plan.page_bytes)
-        self._experts = np.zeros((shape.layers, shape.experts_used), np.int64)
+        is_mapped = not (self.traits.is_sparse or own)
+        self._mapped = MappedFile(shape, self.plan.page_bytes, self._rng) if is_mapped else None
         self.reconfigure()
 
+    def _traits(self) -> PolicyTraits:
+        policy, own = self.settings.policy, self.own
+        if self.device.profile is None:
+            return TRAITS[policy]
+        knobs = own.knobs(1, 0) if own else shape_knobs(self.settings, self.device.profile)
+        return engine_traits(policy, knobs.mode, is_looking_ahead=knobs.is_looking_ahead)
+
     # ---- what is in memory
+
+    def _first_plan(self) -> MemoryPlan:
+        if self.own:
+            return self.own.memory_plan()
+        return plan_memory(self.settings, self.shape, self.device.memory, self.where)
 
     def _most_slots(self, max_memory: int, max_share: float | None) -> int:
         """The most slots that any budget of the script gives."""
         plans = [self.plan]
+        if self.own:  # which never takes more than it began with
+            return self.plan.slots
         if max_memory:
             most = replace(self.settings, memory_bytes=max_memory, ffn_resident=None)
             plans.append(plan_memory(most, self.shape, self.device.memory, self.where))
@@ -92,30 +116,44 @@ class SimulatedEngine:
         return max(plan.slots for plan in plans)
 
     def _make_steps(self, seed: int) -> StepSimulation:
-        shape = self.shape
         kind = CacheKind.ALL if self.plan.is_resident else self.traits.cache
-        tables = shape.activity.tables(
-            len(self._place), shape.experts, shape.experts_used, self._place
-        )
         return StepSimulation(
-            tables, num_layers=shape.layers, cluster_neurons=self.cluster_neurons,
+            self._laws(), num_layers=self._num_layers, cluster_neurons=self.cluster_neurons,
             max_sequences=self.settings.max_sequences, cache_kind=kind, num_slots=self._most,
             seed=seed, max_records=MAX_RECORDS,
         )  # fmt: skip
 
     def change_memory(self, memory_bytes: int, ffn_resident: float | None) -> MemoryPlan:
         """Another budget from now on; ConfigError when it is too small."""
-        changed = replace(self.settings, memory_bytes=memory_bytes, ffn_resident=ffn_resident)
-        self.plan = plan_memory(changed, self.shape, self.device.memory, self.where)
-        if self._pages is not None:
-            self._pages.resize(self.plan.page_bytes)
+        if self.own:
+            self.plan = self.own.resized(memory_bytes, ffn_resident, self.where)
+        else:
+            changed = replace(self.settings, memory_bytes=memory_bytes, ffn_resident=ffn_resident)
+            self.plan = plan_memory(changed, self.shape, self.device.memory, self.where)
+        if self._mapped is not None:
+            self._mapped.pages.resize(self.plan.page_bytes)
         self.reconfigure()
         return self.plan
 
     @property
+    def pinned_neurons(self) -> int:
+        """Of each unit, those that stay without the neuron cache."""
+        return max(self.hot_neurons, self.own.pinned_neurons if self.own else 0)
+
+    @property
+    def _num_layers(self) -> int:
+        """Layers that are played; others pass through, whole."""
+        return len(self.own.cached_layers) if self.own else self.shape.layers
+
+    @property
+    def _units(self) -> int:
+        """Experts of the layers that are played."""
+        return self._num_layers * self.shape.experts
+
+    @property
     def cold_slots(self) -> int:
-        """Slots that hot neurons leave."""
-        return self.plan.slots - self.hot_neurons * self.shape.units
+        """Slots that pinned neurons leave."""
+        return self.plan.slots - self.pinned_neurons * self._units
 
     @property
     def _cached_slots(self) -> int:
@@ -129,13 +167,20 @@ class SimulatedEngine:
         return -(-self.shape.neurons // self.cluster_neurons) * self.shape.experts
 
     @property
-    def is_mapped(self) -> bool:
-        """Whether the file is mapped and every neuron computed."""
-        return self._pages is not None
+    def is_dense(self) -> bool:
+        """Whether every neuron is computed: nothing is predicted, looked up or missed."""
+        return self._steps is None
+
+    @property
+    def mode(self) -> str:
+        """What feed-forward blocks compute."""
+        if self.own:
+            return str(self.own.mode)
+        return "dense" if self.is_dense else "predicted"
 
     @property
     def steps(self) -> StepSimulation:
-        """What simulates steps; not of a mapped file."""
+        """What simulates steps; not of a dense engine."""
         assert self._steps is not None
         return self._steps
 
@@ -144,15 +189,25 @@ class SimulatedEngine:
     def costs(self) -> StepCosts:
         """Under the present conditions."""
         if self._costs is None:
-            self._costs = StepCosts(
-                self.device, self.shape, self.traits, self.conditions, self.plan.is_resident,
-                self.shape.layers * self.shape.layer_bundles, self.settings.queue_depth,
-                self.settings.num_workers,
-            )  # fmt: skip
+            self._costs = self._measured_costs() if self.device.profile else self._stated_costs()
         return self._costs
+
+    def _stated_costs(self) -> StepCosts:
+        return StepCosts(
+            self.device, self.shape, self.traits, self.conditions, self.plan.is_resident,
+            self.shape.layers * self.shape.layer_bundles, self.settings.queue_depth,
+            self.settings.num_workers,
+        )  # fmt: skip
+
+    def _measured_costs(self) -> MeasuredCosts:
+        return measured_costs(
+            self._stated_costs(), self.settings, self.batch, self.cold_slots, self.own
+        )
 
     def hot_for(self, batch: int) -> int:
         """Hot neurons of each unit with so many sequences."""
+        if self.own:
+            return _padded(self.own.hot_neurons(batch))
         shares, size = self.settings.hot_shares, self.cluster_neurons
         costs = self.costs()
         if shares and costs.uses_npu:
@@ -174,8 +229,11 @@ class SimulatedEngine:
             flags=costs.flags, hot_neurons=self.hot_neurons, first_bytes=first,
             second_bytes=second, bundle_bytes=self.shape.bundle,
             merge_gap=costs.merge_gap, queue_depth=self.settings.queue_depth,
+            pinned_neurons=self.pinned_neurons,
         )  # fmt: skip
         self._steps.resize(self._cached_slots)
+        if self.own:  # what becomes hot is pinned already
+            return 0
         return max(0, self.hot_neurons - before) * self.shape.units
 
     def set_conditions(self, conditions: Conditions) -> None:
@@ -201,12 +259,15 @@ class SimulatedEngine:
         chosen = self._rng.choice(num, int(share * num), replace=False)
         self._place[chosen] = self._place[np.roll(chosen, 1)]
         if self._steps is not None:
-            shape = self.shape
-            self._steps.set_law(
-                shape.activity.tables(
-                    len(self._place), shape.experts, shape.experts_used, self._place
-                )
-            )
+            self._steps.set_law(self._laws())
+
+    def _laws(self) -> list[LawTables]:
+        """How neurons behave: one law, or one for each layer that is played."""
+        shape, place = self.shape, self._place
+        laws = shape.activity.laws(len(place), shape.experts, shape.experts_used, place)
+        if self.own is None or len(laws) == 1:
+            return laws
+        return [laws[layer] for layer in self.own.cached_layers]
 
     # ---- steps
 
@@ -217,20 +278,17 @@ class SimulatedEngine:
 
     def prefill(self, tokens: int) -> StepOutcome:
         """A chunk of a prompt: whole layers, each read while the one before it is computed."""
-        costs, shape, device = self.costs(), self.shape, self.device
-        weights = sum(shape.layer_weights) * shape.layers
-        is_by_npu = costs.uses_npu and device.npu is not None
-        rate = device.npu.prefill_macs if is_by_npu and device.npu else device.cpu.prefill_macs
-        rate *= 1.0 if is_by_npu else self.conditions.cpu
-        compute = round(tokens * weights * 1e9 / rate) + costs.outside_ns()
+        costs, shape, storage = self.costs(), self.shape, self.device.storage
+        compute = costs.prefill_ns(tokens)
         read = 0 if self.plan.is_resident else shape.layers * shape.layer_bundles
-        stream = device.storage.map_rate if self.is_mapped else device.storage.stream_rate
+        read = self.own.budget.prompt_bytes if self.own else read
+        stream = storage.map_rate if self._mapped is not None else storage.stream_rate
         reading = round(read * 1e9 / stream * self.conditions.flash)
         if self._steps is not None and not self._is_warm:
-            self._steps.warm(self._cached_slots // shape.units + self.hot_neurons)
+            self._steps.warm(self._cached_slots // self._units + self.pinned_neurons)
             self._is_warm = True
-        if self._pages is not None:
-            self._touch_file(range(shape.experts))
+        if self._mapped is not None:
+            self._mapped.touch_all()
         # The first layer's reads and the last one's products have nothing beside them.
         ns = max(compute, reading) + min(compute, reading) // shape.layers
         exposed = max(0, ns - compute)
@@ -245,28 +303,34 @@ class SimulatedEngine:
     ) -> StepOutcome:
         """A token of each sequence, over so many tokens of keys and values together."""
         costs = self.costs()
-        if self._pages is not None:
-            return self._decode_mapped(len(slots), kv_tokens, costs)
+        if self._mapped is not None:
+            return self._decode_mapped(self._mapped, len(slots), kv_tokens)
+        if isinstance(costs, MeasuredCosts) and self.is_dense:
+            return _dense_step(costs, kv_tokens)
         attention = costs.attention_ns(kv_tokens)
         self.steps.set_attention(attention)
         levels = self.shape.activity.draw_levels(self._rng, self.shape.neurons, len(slots))
         totals = self.steps.step(slots, levels, is_detailed)
         outside = costs.outside_ns()
-        return StepOutcome(outside + totals.layers_ns, outside, totals, is_detailed, attention)
+        ns = outside + totals.layers_ns
+        if isinstance(costs, MeasuredCosts) and self.own:
+            ns = costs.with_streamed(ns, kv_tokens)
+            streamed = self.own.budget.streamed_bytes
+            # The engine counts no hot neuron as one that was looked for.
+            totals = replace(
+                totals, hot=0, bytes=totals.bytes + streamed,
+                reads=totals.reads + (streamed >> 20),
+            )  # fmt: skip
+        return StepOutcome(ns, outside, totals, is_detailed, attention)
 
-    def _decode_mapped(self, tokens: int, kv_tokens: int, costs: StepCosts) -> StepOutcome:
-        shape, ffn_missed, others, used = self.shape, 0, 0, 0
-        for layer in range(shape.layers):
-            experts = self._next_experts(layer, tokens)
-            missed = self._touch_layer(layer, experts)
-            ffn_missed, others = ffn_missed + missed[0], others + missed[1]
-            used += len(experts) * shape.neurons * shape.neuron_bytes
-        others += self._touch_head()
+    def _decode_mapped(self, mapped: MappedFile, tokens: int, kv_tokens: int) -> StepOutcome:
+        costs, shape, touched = self.costs(), self.shape, mapped.touch(tokens)
         attention = costs.attention_ns(kv_tokens)
-        compute = costs.dense_ns(used) + shape.layers * attention + costs.outside_ns()
-        read = ffn_missed + others
+        compute = costs.dense_ns(touched.used) + shape.layers * attention + costs.outside_ns()
+        read = touched.ffn_missed + touched.others_missed
         reading = round(read * 1e9 / self.device.storage.map_rate * self.conditions.flash)
-        needed, misses = used // shape.neuron_bytes, ffn_missed // shape.neuron_bytes
+        needed = touched.used // shape.neuron_bytes
+        misses = touched.ffn_missed // shape.neuron_bytes
         totals = replace(
             NOTHING, needed=needed, hits=needed - misses, misses=misses, active=needed,
             reads=read >> 17, bytes=read, layers_ns=compute + reading, compute_ns=compute,
@@ -274,57 +338,28 @@ class SimulatedEngine:
         )  # fmt: skip
         return StepOutcome(compute + reading, 0, totals)
 
-    def _touch_file(self, experts: Sequence[int]) -> None:
-        """A prompt touches every page, layer by layer."""
-        for layer in range(self.shape.layers):
-            self._touch_layer(layer, experts)
-        self._touch_head()
 
-    def _touch_layer(self, layer: int, experts: Sequence[int]) -> tuple[int, int]:
-        """Bytes of feed forward and of attention that were not in memory."""
-        assert self._pages is not None
-        shape, missed = self.shape, 0
-        matrix_bytes = shape.neurons * (shape.row + shape.scales)
-        others = self._pages.touch(self._head_number + 1 + layer, shape.attention)
-        for expert in experts:
-            first = (layer * shape.experts + expert) * shape.matrices
-            for matrix in range(first, first + shape.matrices):
-                missed += self._pages.touch(matrix, matrix_bytes)
-        return missed, others
-
-    def _touch_head(self) -> int:
-        assert self._pages is not None
-        return self._pages.touch(self._head_number, self.shape.head)
-
-    @property
-    def _head_number(self) -> int:
-        """Behind the matrices of all experts; attention's follow it."""
-        return self.shape.units * self.shape.matrices
-
-    def _next_experts(self, layer: int, tokens: int) -> list[int]:
-        """The experts that a step uses in a layer."""
-        shape, law = self.shape, self.shape.activity
-        if shape.experts == 1:
-            return [0]
-        weights = np.exp(-law.expert_skew * np.arange(shape.experts))
-        union: set[int] = set()
-        for _ in range(tokens):
-            kept = [int(e) for e in self._experts[layer] if self._rng.random() < law.expert_overlap]
-            kept = list(dict.fromkeys(kept))
-            while len(kept) < shape.experts_used:
-                drawn = int(self._rng.choice(shape.experts, p=weights / weights.sum()))
-                if (expert := (drawn + layer) % shape.experts) not in kept:
-                    kept.append(expert)
-            self._experts[layer] = kept
-            union.update(kept)
-        return sorted(union)
+def _dense_step(costs: MeasuredCosts, kv_tokens: int) -> StepOutcome:
+    """A step of the real engine that computes every neuron; layers may pass through."""
+    cost = costs.dense_step(kv_tokens)
+    ns, compute = round(cost.total_ns), round(cost.compute_ns)
+    waited = max(0, ns - compute)
+    read = round(cost.bytes_read)
+    totals = replace(
+        NOTHING, bytes=read, reads=read >> 20, layers_ns=ns, compute_ns=compute,
+        exposed_ns=waited, stall_ns=waited,
+    )  # fmt: skip
+    return StepOutcome(ns, 0, totals)
 
 
 def _padded(neurons: int) -> int:
     return -(-neurons // WORD) * WORD
 
 
-def _cluster_neurons(neurons: int) -> int:
-    """Of the size that the paper names, smaller where that would be too few clusters."""
+def _cluster_neurons(neurons: int, own: EnginePlan | None) -> int:
+    """The engine's own, or of the size that the paper names, smaller where that would be too few
+    clusters."""
+    if own and own.cluster_neurons:
+        return _padded(own.cluster_neurons)
     size = min(CLUSTER_NEURONS, neurons // MIN_CLUSTERS // WORD * WORD)
     return max(WORD, size)

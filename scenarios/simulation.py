@@ -26,9 +26,9 @@ from polyneuron.measure.disk_probe import nearest_folder
 from polyneuron.scenarios.checkers import Checker
 from polyneuron.scenarios.device_model import DeviceModel
 from polyneuron.scenarios.disturbance import Deed, Disturbance
+from polyneuron.scenarios.file_shape import modelled
 from polyneuron.scenarios.included import HERE
 from polyneuron.scenarios.measured import Asked, Measured
-from polyneuron.scenarios.model_shape import ModelShape
 from polyneuron.scenarios.pressure import Pressure, is_due
 from polyneuron.scenarios.result import Figures
 from polyneuron.scenarios.script import Script
@@ -76,13 +76,14 @@ class SimulatedRun:
     ) -> None:
         self.script = script
         self._checker = checker
-        shape = ModelShape.from_table(script.model, script.where("model"), script.activity)
+        device = device or device_of(script)
+        shape, own = modelled(script, device)
         candidates = max(request.best_of for request in script.requests)
         most = max(script.engine.max_sequences if len(script.requests) > 1 else 1, candidates)
         self.settings = replace(script.engine, max_sequences=most)
         self.engine = SimulatedEngine(
-            self.settings, device or device_of(script), shape, script.seed,
-            script.where("engine"), *_most_memory(script.events),
+            self.settings, device, shape, script.seed, script.where("engine"),
+            *_most_memory(script.events), own,
         )  # fmt: skip
         config = EngineConfig(
             num_ctx=self.settings.num_ctx, max_sequences=most,
@@ -208,8 +209,8 @@ class SimulatedRun:
         failing, self._faulty_reads = self._faulty_reads, 0
         if self._is_broken:
             failing = READ_TRIES
-        storage = self.engine.device.storage
-        alone = storage.latency_ns + self.engine.costs().read_ps(self.engine.shape.first_read) / 1e3
+        costs = self.engine.costs()
+        alone = costs.latency_ns / costs.now.flash + costs.read_ps(costs.reads[0]) / 1e3
         return round(failing * alone)
 
     def _give_tokens(self, plan: StepPlan, joined: SequenceOf[Sequence]) -> None:

@@ -115,6 +115,13 @@ class StepCosts:
         """A step beyond its layers: head, sampling, hand-off."""
         return self.dense_ns(self.shape.head) + round(self.cpu.step_ns / self.now.cpu)
 
+    def prefill_ns(self, tokens: int) -> int:
+        """A chunk of a prompt, of weights that are there."""
+        npu = self.device.npu if self.uses_npu else None
+        rate = npu.prefill_macs if npu else self.cpu.prefill_macs * self.now.cpu
+        weights = sum(self.shape.layer_weights) * self.shape.layers
+        return round(tokens * weights * NS / rate) + self.outside_ns()
+
     def npu_ns(self, hot_neurons: int) -> int:
         """The hot neurons of one expert (or layer), by the NPU alone."""
         npu = self.device.npu
@@ -146,6 +153,11 @@ class StepCosts:
         latency = self.device.storage.latency_ns
         turn = max(turn, latency / (depth - 1)) if depth > 1 else turn + latency
         return round(turn * 1000 * self.now.flash)
+
+    @property
+    def latency_ns(self) -> float:
+        """Of a read alone, beyond its place in the queue."""
+        return self.device.storage.latency_ns * self.now.flash
 
     @property
     def command_ns(self) -> float:
@@ -188,9 +200,14 @@ class StepCosts:
         storage = self.device.storage
         return round(storage.tail_ns * self.now.flash), storage.tail_share
 
+    @property
+    def slow_share(self) -> int:
+        """The share of slow reads, of 2^32."""
+        return min(TAIL_SHARE - 1, round(self.tail[1] * TAIL_SHARE))
+
     def cluster_costs(self, hot_neurons: int) -> dict[str, int]:
         """All fields of `struct cluster_costs` but attention's."""
-        cpu, storage = self.cpu, self.device.storage
+        cpu = self.cpu
         width, others = self.shape.hidden, self.shape.matrices - 1
         token_ps = width * PS / (cpu.core_macs * self.now.cpu)
         gate = self.shape.activity.gate
@@ -209,9 +226,9 @@ class StepCosts:
             "second_read": self.read_ps(second) if second else 0,
             "run_read": round(self.command_ns * 1000 * self.now.flash),
             "run_neuron": round(self.moving_ns(self.shape.bundle) * 1000 * self.now.flash),
-            "latency_ns": round(storage.latency_ns * self.now.flash),
+            "latency_ns": round(self.latency_ns),
             "tail_ns": self.tail[0],
-            "tail_share": min(TAIL_SHARE - 1, round(self.tail[1] * TAIL_SHARE)),
+            "tail_share": self.slow_share,
             "barrier_ns": round(cpu.barrier_ns / self.now.cpu),
             "attention_ns": 0,
             "npu_ns": self.npu_ns(hot_neurons),

@@ -47,7 +47,7 @@ class StepTimeline:
 
     def wants_detail(self) -> bool:
         """Whether the next decode step is told cluster by cluster."""
-        if self._sink is None or self._engine.is_mapped:
+        if self._sink is None or self._engine.is_dense:
             return False
         step = self._decode_steps
         return step < DETAILED_STEPS or step % DETAIL_EVERY == 0
@@ -59,7 +59,7 @@ class StepTimeline:
         engine, shape = self._engine, self._engine.shape
         self._emit(
             0, "driver", "run", format=1, clock="model", model=shape.name,
-            mode="dense" if engine.is_mapped else "predicted", isa="model",
+            mode=engine.mode, isa="model",
             workers=engine.costs().num_cores, npu_threads=int(engine.costs().uses_npu),
             layers=shape.layers, clusters=engine.clusters, memory_bytes=engine.plan.used_bytes,
             arena_bytes=engine.plan.slots * shape.slot, cold_slots=max(0, engine.cold_slots),
@@ -152,7 +152,7 @@ class StepTimeline:
 
     def _residency(self, t_ns: int, step: int, outcome: StepOutcome) -> None:
         engine = self._engine
-        cache = None if engine.is_mapped else engine.steps.cache
+        cache = None if engine.is_dense else engine.steps.cache
         if cache is None:
             return
         counters = cache.counters()

@@ -201,6 +201,11 @@ def _priced(model: CostModel, knobs: Knobs, batch: int) -> Prices:
     )
 
 
+def balanced(ns: float, workers: int) -> float:
+    """What so many share, with the wait for whoever has claimed last."""
+    return ns * (1.0 + (workers - 1) / workers / (2 * CLAIMS))
+
+
 def moved_bytes(read_bytes: int) -> int:
     """What a device moves for one of reads that lie end to end, as bundles do: whole pages.
 
@@ -231,9 +236,7 @@ class _Step:
     # ---- kernels
 
     def _balanced(self, ns: float) -> float:
-        """With the wait for whoever has claimed last."""
-        n = self.knobs.workers
-        return ns * (1.0 + (n - 1) / n / (2 * CLAIMS))
+        return balanced(ns, self.knobs.workers)
 
     @property
     def _rows(self) -> RowWork:
