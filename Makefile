@@ -16,7 +16,7 @@ KERNEL_SOURCES := kernels/build_kernels.py $(wildcard kernels/src/*.c kernels/sr
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test lint bench model-7b bench-7b bench-streaming bench-exact bench-io bench-rows
-.PHONY: bench-sparse bench-prefill bench-simulate scenarios paper
+.PHONY: bench-sparse bench-prefill bench-simulate bench-replay scenarios paper
 .PHONY: clean distclean check-tools
 
 help:
@@ -33,6 +33,7 @@ help:
 	@echo "make bench-rows  products with scattered rows beside those with tiles"
 	@echo "make bench-io   the reading of files beside a bare loop of reads on this disk"
 	@echo "make bench-simulate   simulated tokens a second of a 7B shape, policy by policy"
+	@echo "make bench-replay     one scenario on the real actors and simulated: do they agree?"
 	@echo "make scenarios  every scenario of the library, simulated and on the real actors: minutes"
 	@echo "make paper      PowerInfer-2's figures beside simulated ones; with matplotlib, drawn into build/paper"
 	@echo "make clean      remove build products, caches and the model cache"
@@ -94,6 +95,9 @@ bench-io: $(VENV)/.stamp-core
 
 bench-simulate: $(VENV)/.stamp-core
 	@$(VENV_PYTHON) -m tests.bench.simulated
+
+bench-replay: $(VENV)/.stamp-core
+	@$(VENV_PYTHON) -m tests.bench.replay $(PARTS)
 
 scenarios: $(VENV)/.stamp-core
 	$(POLYNEURON) simulate --all --jobs 2

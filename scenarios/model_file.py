@@ -33,10 +33,10 @@ def model_path(script: Script) -> Path | None:
     if name in PACKAGED_MODELS:
         return locate_model(name)
     path = script.path.parent / Path(name).expanduser()
-    if not path.is_file():
+    if not path.exists():
         words = ", ".join(PACKAGED_MODELS)
         raise ConfigError(
-            f"{where}.file: {path} is no file; give a path from the scenario's folder to a .gguf "
-            f"or .ncf file, or the word {words}"
+            f"{where}.file: {path}: no such file; give a path from the scenario's folder to a "
+            f".gguf or .ncf file or a Hugging Face folder, or the word {words}"
         )
     return path

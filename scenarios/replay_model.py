@@ -8,6 +8,7 @@ from typing import Any
 
 from polyneuron.config import DEFAULT_LOGIT_ROWS, DEFAULT_REQUESTS, EngineConfig, FeedForwardMode
 from polyneuron.errors import ConfigError
+from polyneuron.io.ncf_format import Layout
 from polyneuron.planning.bundles import neuron_rows
 from polyneuron.planning.source import open_source
 from polyneuron.profiling.predictors import PredictorSettings
@@ -117,5 +118,5 @@ def _hot_clusters(script: Script, path: Path, mode: FeedForwardMode) -> tuple[in
     """The hot shares in whole clusters; only predicted mode has hot ones."""
     if mode is not FeedForwardMode.PREDICTED or not script.engine.hot_shares:
         return ()
-    rows = neuron_rows(open_source(path).manifest)
+    rows = neuron_rows(open_source(path, Layout.BUNDLES).manifest)
     return tuple(round(share * rows.num_clusters) for share in script.engine.hot_shares)

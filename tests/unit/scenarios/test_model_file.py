@@ -153,7 +153,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("old", "new", "complaint"),
         [
-            ('"sparse.ncf"', '"none.ncf"', "model.file: .*none.ncf is no file; give a path"),
+            ('"sparse.ncf"', '"none.ncf"', "model.file: .*none.ncf: no such file; give a path"),
             ('"sparse.ncf"', "7", "model.file is 7: give a text"),
             ("[engine]", "layers = 3\n[engine]", "model.layers: the file that file names"),
             ("[engine]", "[activity]\nactive = 0.1\n[engine]", "activity.active: it was counted"),
