@@ -56,7 +56,8 @@ class Mode:
                 f"{lossy[worst]['relative_rms']:.2%} rms ({worst})"
             )
         if not self.report.is_direct:
-            parts.append("buffered reads (no O_DIRECT here)")
+            reason = "several files" if self.source.is_parted else "no O_DIRECT here"
+            parts.append(f"buffered reads ({reason})")
         return "mode: " + " · ".join(parts)
 
     def _npu(self, threads: int) -> str:

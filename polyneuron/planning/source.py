@@ -56,6 +56,11 @@ class ModelSource:
         return self.header is None
 
     @property
+    def is_parted(self) -> bool:
+        """Whether its tensors lie in several files, or not as they are wanted."""
+        return self.header is not None and not self.header.files.is_plain
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of all weights as stored in memory."""
         return sum(tensor.num_bytes for tensor in self.manifest.tensors)
@@ -127,7 +132,7 @@ class ModelSource:
                 offset = layout.at("fixed.predictors")
                 sections.append(SectionRead(found.section, offset, found.path))
             return [*sections, *(_bundle_reads(layout) if layout.bundles else [])]
-        files = None if self.header.files.is_plain else self.header.files
+        files = self.header.files if self.is_parted else None
         return [
             WeightRead(
                 self.header.tensor(name), place.storage, place.offset, place.num_bytes, files
