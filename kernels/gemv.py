@@ -192,15 +192,35 @@ def top_k(x: F32, k: int) -> tuple[RowIds, F32]:
     return ids, values
 
 
-def kv_write(kv_block: Bytes, slot: int, k: F32, v: F32) -> None:
-    """Store k and v (head_dim) as token `slot` of a KV block (kv_block_bytes)."""
-    head_dim = last_axis("k", k)
+def _check_slot(slot: int) -> None:
     if not 0 <= slot < KV_BLOCK_TOKENS:
         raise ValueError(f"slot: {slot} is outside of 0..{KV_BLOCK_TOKENS - 1}")
-    target = write_pointer("kv_block", kv_block, np.uint8, (kv_block_bytes(head_dim),))
+
+
+def kv_write(
+    kv_block: Bytes, slot: int, k: F32, v: F32, storage_type: StorageType = StorageType.F16
+) -> None:
+    """Store k and v (head_dim) as token `slot` of a KV block (kv_block_bytes)."""
+    head_dim = last_axis("k", k)
+    _check_slot(slot)
+    block_bytes = kv_block_bytes(head_dim, storage_type)
+    target = write_pointer("kv_block", kv_block, np.uint8, (block_bytes,))
     keys = read_pointer("k", k, np.float32, (head_dim,))
     values = read_pointer("v", v, np.float32, (head_dim,))
-    library().kv_write(target, slot, keys, values, head_dim)
+    library().kv_write(storage_type, target, slot, keys, values, head_dim)
+
+
+def kv_read(
+    kv_block: Bytes, slot: int, head_dim: int, storage_type: StorageType = StorageType.F16
+) -> tuple[F32, F32]:
+    """k and v (head_dim) of token `slot` of a KV block, as attention reads them."""
+    _check_slot(slot)
+    block_bytes = kv_block_bytes(head_dim, storage_type)
+    source = read_pointer("kv_block", kv_block, np.uint8, (block_bytes,))
+    k, v = np.empty(head_dim, np.float32), np.empty(head_dim, np.float32)
+    keys, values = ffi.from_buffer("float[]", k), ffi.from_buffer("float[]", v)
+    library().kv_read(storage_type, keys, values, source, slot, head_dim)
+    return k, v
 
 
 def attention_heads(

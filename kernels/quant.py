@@ -48,6 +48,10 @@ class StorageType(IntEnum):
         return self is not StorageType.Q1
 
 
+KV_TYPES = (StorageType.F16, StorageType.Q8, StorageType.Q4)
+"""What keys and values may be stored as."""
+
+
 class GgmlType(IntEnum):
     """The ggml types that have a lossless packing."""
 
@@ -91,9 +95,15 @@ def row_bytes(storage_type: StorageType, cols: int) -> int:
     return library().row_bytes(storage_type, cols)
 
 
-def kv_block_bytes(head_dim: int) -> int:
-    """Bytes of a KV block: 32 tokens of one layer and one kv head."""
-    return library().kv_block_bytes(head_dim)
+def kv_block_bytes(head_dim: int, storage_type: StorageType = StorageType.F16) -> int:
+    """Bytes of a KV block: 32 tokens of one layer and one kv head, as f16, q8 or q4.
+
+    ValueError for other types, and for q8 or q4 of a head_dim that is no multiple of 32.
+    """
+    if storage_type not in KV_TYPES:
+        raise ValueError(f"storage_type: {storage_type.name.lower()}, needs f16, q8 or q4")
+    _check_cols(storage_type, head_dim)
+    return library().kv_block_bytes(storage_type, head_dim)
 
 
 def num_tiles(num_rows: int) -> int:

@@ -102,6 +102,26 @@ def quantize_q4(x: F32) -> Weights:
     return Weights(StorageType.Q4, quants.reshape(x.shape), scale[..., 0].astype(np.float16))
 
 
+def quantize_q8(x: F32) -> Weights:
+    """x (rows, cols) -> symmetric quants; the scale is rounded to f16 before they are made."""
+    blocks = x.reshape(len(x), -1, BLOCK_COLS)
+    wanted = np.minimum(np.abs(blocks).max(axis=-1) / np.float32(127.0), HALF_MAX)
+    scale = wanted.astype(np.float16)
+    wide = scale.astype(np.float32)[..., np.newaxis]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scaled = np.where(wide > 0, blocks / wide, np.float32(0.0))
+    quants = np.rint(np.clip(scaled, -127.0, 127.0)).astype(np.int32)
+    return Weights(StorageType.Q8, quants.reshape(x.shape), scale)
+
+
+def stored_keys(x: F32, storage_type: StorageType) -> F32:
+    """Keys or values x (rows, head_dim), all finite, as attention reads them from the KV cache."""
+    if storage_type is StorageType.F16:
+        return x.astype(np.float16).astype(np.float32)
+    quantize = quantize_q8 if storage_type is StorageType.Q8 else quantize_q4
+    return quantize(x).dense()
+
+
 def quantize_q1(x: F32, scale: npt.NDArray[np.float16] | None = None) -> Weights:
     """x (rows, cols) -> signs, 0 or more being +1; without a scale, the mean magnitude of blocks.
 

@@ -6,6 +6,7 @@
 
 #include "blocks.h"
 #include "kernels_isa.h"
+#include "kv_quants.h"
 
 /* Best first. */
 static const struct kernel_table *const available[] = {
@@ -169,10 +170,14 @@ void top_k_f32(uint32_t *out_ids, float *out_values, const float *x, size_t n, s
     active_table()->top_k_f32(out_ids, out_values, x, n, k);
 }
 
-void kv_write(void *kv_block, size_t slot, const float *k, const float *v, size_t head_dim)
+void kv_write(int type, void *kv_block, size_t slot, const float *k, const float *v,
+              size_t head_dim)
 {
     assert(slot < KV_BLOCK_TOKENS);
-    active_table()->kv_write(kv_block, slot, k, v, head_dim);
+    if (type == STORAGE_F16)
+        active_table()->kv_write(kv_block, slot, k, v, head_dim);
+    else
+        kv_write_quants(type, kv_block, slot, k, v, head_dim);
 }
 
 void attention_heads(float *out, const float *q, size_t num_queries, size_t head_dim,

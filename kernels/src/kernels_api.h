@@ -91,11 +91,14 @@ size_t argmax_f32(const float *x, size_t n);
 /* The k largest (k <= n), descending, the lowest index first among equals. */
 void top_k_f32(uint32_t *out_ids, float *out_values, const float *x, size_t n, size_t k);
 
-/* A KV block holds 32 tokens of one layer and one kv head, f16: K transposed (head_dim, 32), then V
- * (32, head_dim). kv_block_bytes gives its size. kv_write stores k, v (head_dim) f32 as token
- * `slot` (0..31), rounded to nearest even. */
-size_t kv_block_bytes(size_t head_dim);
-void kv_write(void *kv_block, size_t slot, const float *k, const float *v, size_t head_dim);
+/* A KV block holds 32 tokens of one layer and one kv head. As f16: K transposed (head_dim, 32) and
+ * V (32, head_dim); as q8 or q4, for which head_dim is a multiple of 32, it lies as kv_quants.h
+ * tells. kv_write stores k, v (head_dim) f32 as token `slot` (0..31): f16 rounded to nearest even,
+ * q8 and q4 as pack_rows_from_f32 does. kv_read gives what attention reads of that token. */
+size_t kv_block_bytes(int type, size_t head_dim);
+void kv_write(int type, void *kv_block, size_t slot, const float *k, const float *v,
+              size_t head_dim);
+void kv_read(int type, float *k, float *v, const void *kv_block, size_t slot, size_t head_dim);
 /* Attention of num_queries heads that share one kv head over positions 0..num_positions-1.
  * q, out (num_queries, head_dim) f32; position p lives in block block_table[p / 32] at
  * kv + block_table[p / 32] * block_stride. Scores (q . k) * scale sum over head_dim ascending,

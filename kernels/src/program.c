@@ -228,7 +228,8 @@ static void run_rope_kv(void *base, const struct step_op *op, const struct step_
                         uint32_t first, uint32_t last) {
     const int32_t *positions = int_array(base, step->positions);
     uint32_t heads = op->num_heads + op->num_kv_heads;
-    size_t head_bytes = op->head_dim * sizeof(float), block_bytes = kv_block_bytes(op->head_dim);
+    size_t head_bytes = op->head_dim * sizeof(float);
+    size_t block_bytes = kv_block_bytes(STORAGE_F16, op->head_dim);
     for (uint32_t u = first; u < last; u++) {
         uint32_t token = u / heads, head = u % heads;
         size_t position = (size_t)positions[token], row = token * op->in_stride;
@@ -241,7 +242,7 @@ static void run_rope_kv(void *base, const struct step_op *op, const struct step_
         const float *v = at(base, op->out_acts + row + head * head_bytes);
         rotate_head(base, op, k, op->up_bias, position);
         size_t block = (size_t)block_table(base, step, token)[position / KV_BLOCK_TOKENS];
-        kv_write(at(base, op->kv + (block * op->num_kv_heads + head) * block_bytes),
+        kv_write(STORAGE_F16, at(base, op->kv + (block * op->num_kv_heads + head) * block_bytes),
                  position % KV_BLOCK_TOKENS, k, v, op->head_dim);
     }
 }
@@ -251,7 +252,7 @@ static void run_attention(void *base, const struct step_op *op, const struct ste
     const int32_t *positions = int_array(base, step->positions);
     uint32_t groups = op->num_heads / op->heads_per_unit;
     uint32_t heads_per_kv = op->num_heads / op->num_kv_heads;
-    size_t block_bytes = kv_block_bytes(op->head_dim);
+    size_t block_bytes = kv_block_bytes(STORAGE_F16, op->head_dim);
     size_t n = (size_t)op->heads_per_unit * op->head_dim;
     for (uint32_t u = first; u < last; u++) {
         uint32_t token = u / groups, head = u % groups * op->heads_per_unit;

@@ -31,7 +31,7 @@ RUN_S = 120
 
 def kernel_sources() -> list[Path]:
     """The C files that hold the kernels, apart from the engine's and the reader's."""
-    names = ("crc32c", "dispatch", "pack", "random_rows", "row_tiles")
+    names = ("crc32c", "dispatch", "kv_quants", "pack", "random_rows", "row_tiles")
     tables = sorted(KERNEL_FOLDER.glob("kernels_*.c"))
     return [*(KERNEL_FOLDER / f"{name}.c" for name in names), *tables]
 

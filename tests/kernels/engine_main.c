@@ -120,7 +120,7 @@ static void add_attention(struct step_op **end, const struct buffers *buffers, u
 {
     const uint64_t k = buffers->qkv + HEADS * HEAD_DIM * sizeof(float);
     const uint64_t v = k + KV_HEADS * HEAD_DIM * sizeof(float);
-    const uint64_t kv = region(KV_BLOCKS * KV_HEADS * kv_block_bytes(HEAD_DIM));
+    const uint64_t kv = region(KV_BLOCKS * KV_HEADS * kv_block_bytes(STORAGE_F16, HEAD_DIM));
     add_matmul(end, UNIT_NPU, first + 1, STORAGE_Q4, buffers->acts, COLS, buffers->qkv, QKV_ROWS,
                COLS);
     add_matmul(end, UNIT_CPU, first + 1, STORAGE_Q8, buffers->acts, COLS, k, QKV_ROWS, 32);

@@ -102,14 +102,30 @@ static void run_rankings(void)
     free(x);
 }
 
+/* Keys and values of q8 and q4: all special values, in blocks that begin anywhere among them. */
+static void run_kv_quants(int type)
+{
+    enum { HEAD_DIM = 32 };
+    for (size_t first = 0; first + HEAD_DIM <= NUM_SPECIALS; first += 8) {
+        float *x = specials(), *back = heap(2 * HEAD_DIM * sizeof *back);
+        uint8_t *kv = heap(kv_block_bytes(type, HEAD_DIM));
+        memset(kv, 0, kv_block_bytes(type, HEAD_DIM));
+        kv_write(type, kv, first % 32, x + first, x + NUM_SPECIALS - HEAD_DIM - first, HEAD_DIM);
+        kv_read(type, back, back + HEAD_DIM, kv, first % 32, HEAD_DIM);
+        take_result("kv_write", kv, kv_block_bytes(type, HEAD_DIM));
+        take_floats("kv_read", back, 2 * HEAD_DIM);
+        free(x);
+    }
+}
+
 /* f32 -> f16 as keys and values are written, f16 -> f32 of every half as weights are read. */
 static void run_halves(void)
 {
     float *x = specials();
-    uint8_t *kv = heap(kv_block_bytes(NUM_SPECIALS));
-    memset(kv, 0, kv_block_bytes(NUM_SPECIALS));
-    kv_write(kv, 5, x, x, NUM_SPECIALS);
-    take_result("kv_write", kv, kv_block_bytes(NUM_SPECIALS));
+    uint8_t *kv = heap(kv_block_bytes(STORAGE_F16, NUM_SPECIALS));
+    memset(kv, 0, kv_block_bytes(STORAGE_F16, NUM_SPECIALS));
+    kv_write(STORAGE_F16, kv, 5, x, x, NUM_SPECIALS);
+    take_result("kv_write", kv, kv_block_bytes(STORAGE_F16, NUM_SPECIALS));
     free(x);
     uint16_t *halves = heap(NUM_HALVES * sizeof *halves);
     for (size_t i = 0; i < NUM_HALVES; i++)
@@ -189,6 +205,8 @@ void run_extremes(void)
     run_floats();
     run_rankings();
     run_halves();
+    run_kv_quants(STORAGE_Q8);
+    run_kv_quants(STORAGE_Q4);
     for (size_t k = 0; k <= 1000; k = 3 * k + 1)
         run_ties(1000, k);
     for (int type = STORAGE_Q8; type <= STORAGE_Q1; type++)

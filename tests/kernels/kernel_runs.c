@@ -165,7 +165,8 @@ static void run_floats(size_t n)
 
 static void run_attention(size_t head_dim, size_t num_queries, size_t num_positions)
 {
-    const size_t num_blocks = (num_positions + 31) / 32, stride = kv_block_bytes(head_dim);
+    const size_t num_blocks = (num_positions + 31) / 32;
+    const size_t stride = kv_block_bytes(STORAGE_F16, head_dim);
     uint8_t *kv = heap(num_blocks * stride);
     memset(kv, 0, num_blocks * stride);
     int32_t *table = heap(num_blocks * sizeof *table);
@@ -173,7 +174,7 @@ static void run_attention(size_t head_dim, size_t num_queries, size_t num_positi
         table[b] = (int32_t)(num_blocks - 1 - b);
     for (size_t p = 0; p < num_positions; p++) {
         float *k = floats(head_dim), *v = floats(head_dim);
-        kv_write(kv + (size_t)table[p / 32] * stride, p % 32, k, v, head_dim);
+        kv_write(STORAGE_F16, kv + (size_t)table[p / 32] * stride, p % 32, k, v, head_dim);
         free(k);
         free(v);
     }

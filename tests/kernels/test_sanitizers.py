@@ -9,7 +9,7 @@ import pytest
 from polyneuron.kernels import isa as isa_module
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ["crc32c.c", "dispatch.c", "pack.c", "random_rows.c", "row_tiles.c"]
+SOURCES = ["crc32c.c", "dispatch.c", "kv_quants.c", "pack.c", "random_rows.c", "row_tiles.c"]
 PROGRAM = ["sanitize_main.c", "kernel_runs.c", "kernel_extremes.c"]
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 FLAGS = ["-O1", "-g", "-std=c11", "-D_GNU_SOURCE", "-ffp-contract=off", "-Wall", "-Wextra"]
