@@ -73,6 +73,7 @@ class OpFlag(IntEnum):
     PREDICTED = 512
     RELU = 1024
     FORGET = 2048
+    LAYER_NORM = 4096
     WHOLE_CLUSTERS = 65536
 
 

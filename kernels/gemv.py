@@ -45,6 +45,13 @@ class FeedForwardKind(IntEnum):
     REGLU = 1
     DRELU = 2
     RELU = 3
+    GEGLU = 4
+    GELU = 5
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether a gate matrix belongs to it."""
+        return self not in (FeedForwardKind.RELU, FeedForwardKind.GELU)
 
 
 class RopeLayout(IntEnum):
@@ -134,6 +141,24 @@ def rmsnorm(x: F32, w: F32, eps: float) -> F32:
     return out
 
 
+def layernorm(x: F32, w: F32, b: F32, eps: float) -> F32:
+    """x (n), w (n), b (n) -> (x - mean) / sqrt(variance + eps) * w + b."""
+    n = last_axis("x", x)
+    out = np.empty(n, np.float32)
+    source = read_pointer("x", x, np.float32, (n,))
+    weights = read_pointer("w", w, np.float32, (n,))
+    bias = read_pointer("b", b, np.float32, (n,))
+    library().layernorm_f32(ffi.from_buffer("float[]", out), source, weights, bias, n, eps)
+    return out
+
+
+def softcap(x: F32, cap: float) -> None:
+    """x = cap * tanh(x / cap) in place, cap above 0."""
+    if not cap > 0:
+        raise ValueError(f"cap: is {cap}, needs to be above 0")
+    library().softcap_f32(write_pointer("x", x, np.float32), x.size, cap)
+
+
 def add(out: F32, x: F32) -> None:
     """out += x, elementwise."""
     target = write_pointer("out", out, np.float32)
@@ -141,7 +166,7 @@ def add(out: F32, x: F32) -> None:
 
 
 def feed_forward_act(kind: FeedForwardKind, gate: F32, up: F32) -> F32:
-    """act(gate) * up; gate is not read for RELU."""
+    """act(gate) * up; gate is not read for RELU and GELU."""
     out = np.empty(up.shape, np.float32)
     gates = read_pointer("gate", gate, np.float32, up.shape)
     ups = read_pointer("up", up, np.float32)
@@ -224,12 +249,21 @@ def kv_read(
 
 
 def attention_heads(
-    q: F32, kv: Bytes, block_table: npt.NDArray[np.int32], num_positions: int, scale: float
+    q: F32,
+    kv: Bytes,
+    block_table: npt.NDArray[np.int32],
+    num_positions: int,
+    scale: float,
+    first: int = 0,
+    cap: float = 0.0,
 ) -> F32:
     """q (num_queries, head_dim), kv (num_blocks, kv_block_bytes) -> out as q.
 
-    Position p is in block block_table[p / 32] of kv.
+    Position p is in block block_table[p / 32] of kv; those from `first` on (below 32) are seen.
+    Scores are soft-capped where `cap` is above 0.
     """
+    if not 0 <= first < min(KV_BLOCK_TOKENS, max(num_positions, 1)):
+        raise ValueError(f"first: {first} is outside of the first block or of {num_positions}")
     if q.ndim != 2 or kv.ndim != 2:
         raise ValueError(f"q, kv: have {q.ndim} and {kv.ndim} axes, need 2 and 2")
     num_queries, head_dim = q.shape
@@ -252,8 +286,10 @@ def attention_heads(
         blocks,
         table,
         block_bytes,
+        first,
         num_positions,
         scale,
+        cap,
         ffi.from_buffer("float[]", scratch),
     )
     return out

@@ -31,6 +31,32 @@ EXP_COEFFICIENTS = tuple(
         5.0000001201e-1,
     )
 )
+TANH_SMALL = np.float32(0.55)
+TANH_COEFFICIENTS = tuple(
+    np.float32(c)
+    for c in (
+        -0.006282468880775852,
+        0.021077755488767135,
+        -0.05385385732165259,
+        0.13332601680677658,
+        -0.33333318045594607,
+    )
+)
+TAIL_P = np.float32(0.31)
+TAIL_COEFFICIENTS = tuple(
+    np.float32(c)
+    for c in (
+        0.03577285220934911,
+        -0.14130152665536078,
+        0.1545135264459365,
+        -0.014358887968782626,
+        0.10980108091293085,
+        0.10787205114475978,
+        0.12404283622116008,
+        0.12365814814979573,
+    )
+)
+GELU_CUBE, GELU_TWICE_ROOT = np.float32(0.044715), np.float32(1.5957691216057308)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +241,56 @@ def rmsnorm(x: F32, w: F32, eps: float) -> F32:
     return scaled
 
 
+def layernorm(x: F32, w: F32, b: F32, eps: float) -> F32:
+    """(x - mean) / sqrt(mean((x - mean)^2) + eps) * w + b."""
+    centred = x - lane_sum(x) / np.float32(x.size)
+    variance = lane_sum(centred * centred) / np.float32(x.size)
+    inverse = np.float32(1.0) / np.sqrt(variance + np.float32(eps))
+    scaled: F32 = centred * inverse * w + b
+    return scaled
+
+
+def tanh(x: F32) -> F32:
+    """An odd polynomial for small magnitudes, else 1 - 2 / (exp(2 x) + 1) with x's sign."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        size, square = np.where(x < 0, -x, x), x * x
+        small = x + x * square * _polynomial(TANH_COEFFICIENTS, square)
+        large = np.float32(1.0) - np.float32(2.0) / (exp(size + size) + np.float32(1.0))
+        signed = np.where(x < 0, -large, large)
+    out: F32 = np.where(size < TANH_SMALL, small, signed)
+    return out
+
+
+def softcap(x: F32, cap: float) -> F32:
+    """cap * tanh(x / cap)."""
+    return np.float32(cap) * tanh(x / np.float32(cap))
+
+
+def gelu_tanh(x: F32) -> F32:
+    """GELU by its tanh formula."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        y = GELU_TWICE_ROOT * (x + GELU_CUBE * (x * x * x))
+        out: F32 = x / (np.float32(1.0) + exp(-y))
+    return out
+
+
+def gelu(x: F32) -> F32:
+    """x times the normal distribution up to x."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        t = np.float32(1.0) / (np.float32(1.0) + TAIL_P * np.where(x < 0, -x, x))
+        tail = exp(np.float32(-0.5) * (x * x)) * (_polynomial(TAIL_COEFFICIENTS, t) * t)
+        out: F32 = x * np.where(x < 0, tail, np.float32(1.0) - tail)
+    return out
+
+
+def _polynomial(coefficients: tuple[np.float32, ...], x: F32) -> F32:
+    """By Horner's rule, the highest power's coefficient first."""
+    p = np.full_like(x, coefficients[0])
+    for coefficient in coefficients[1:]:
+        p = p * x + coefficient
+    return p
+
+
 def relu(x: F32) -> F32:
     """A negative value becomes 0, a NaN stays."""
     return np.where(x < 0, np.float32(0.0), x)
@@ -228,7 +304,9 @@ def feed_forward_act(kind: FeedForwardKind, gate: F32, up: F32) -> F32:
         return relu(gate) * up
     if kind == FeedForwardKind.DRELU:
         return relu(gate) * relu(up)
-    return relu(up)
+    if kind == FeedForwardKind.GEGLU:
+        return gelu_tanh(gate) * up
+    return gelu(up) if kind == FeedForwardKind.GELU else relu(up)
 
 
 def rope_head(layout: RopeLayout, x: F32, cos_row: F32, sin_row: F32) -> F32:
@@ -257,10 +335,13 @@ def top_k(x: F32, k: int) -> tuple[npt.NDArray[np.uint32], F32]:
     return ids.astype(np.uint32), ranked[ids]
 
 
-def attention_heads(q: F32, keys: F32, values: F32, scale: float) -> F32:
+def attention_heads(
+    q: F32, keys: F32, values: F32, scale: float, first: int = 0, cap: float = 0.0
+) -> F32:
     """q (num_queries, head_dim), keys and values (num_positions, head_dim) -> out as q.
 
-    keys and values are rounded to f16 first, as the KV cache stores them.
+    keys and values are rounded to f16 first, as the KV cache stores them; positions before `first`
+    are not seen, scores are soft-capped where `cap` is above 0.
     """
     keys = keys.astype(np.float16).astype(np.float32)
     values = values.astype(np.float16).astype(np.float32)
@@ -268,11 +349,13 @@ def attention_heads(q: F32, keys: F32, values: F32, scale: float) -> F32:
     for d in range(q.shape[1]):
         scores = scores + q[:, d, np.newaxis] * keys[:, d]
     scores = scores * np.float32(scale)
+    scores = softcap(scores, cap) if cap > 0 else scores
+    scores[:, :first] = -np.inf
     out = np.empty_like(q)
     for head, row in enumerate(scores):
         powers = exp(row - row.max())
         acc = np.zeros(q.shape[1], np.float32)
-        for power, value in zip(powers, values, strict=True):
+        for power, value in zip(powers[first:], values[first:], strict=True):
             acc = acc + power * value
         out[head] = acc / lane_sum(powers)
     return out

@@ -35,6 +35,8 @@ static void activate(const struct kernel_table *table)
     FILL(dot_rows);
     FILL(axpy_rows);
     FILL(rmsnorm_f32);
+    FILL(layernorm_f32);
+    FILL(softcap_f32);
     FILL(add_f32);
     FILL(feed_forward_act);
     FILL(rope_head);
@@ -140,11 +142,22 @@ void rmsnorm_f32(float *out, const float *x, const float *w, size_t n, float eps
     active_table()->rmsnorm_f32(out, x, w, n, eps);
 }
 
+void layernorm_f32(float *out, const float *x, const float *w, const float *b, size_t n, float eps)
+{
+    active_table()->layernorm_f32(out, x, w, b, n, eps);
+}
+
+void softcap_f32(float *x, size_t n, float cap)
+{
+    assert(cap > 0.0f);
+    active_table()->softcap_f32(x, n, cap);
+}
+
 void add_f32(float *out, const float *x, size_t n) { active_table()->add_f32(out, x, n); }
 
 void feed_forward_act(int kind, float *out, const float *gate, const float *up, size_t n)
 {
-    assert(kind >= FEED_FORWARD_SILU && kind <= FEED_FORWARD_RELU);
+    assert(kind >= FEED_FORWARD_SILU && kind <= FEED_FORWARD_GELU);
     active_table()->feed_forward_act(kind, out, gate, up, n);
 }
 
@@ -181,10 +194,10 @@ void kv_write(int type, void *kv_block, size_t slot, const float *k, const float
 }
 
 void attention_heads(float *out, const float *q, size_t num_queries, size_t head_dim,
-                     const void *kv, const int32_t *block_table, size_t block_stride,
-                     size_t num_positions, float scale, float *scratch)
+                     const void *kv, const int32_t *block_table, size_t block_stride, size_t first,
+                     size_t num_positions, float scale, float cap, float *scratch)
 {
-    assert(num_positions > 0);
+    assert(first < KV_BLOCK_TOKENS && first < num_positions);
     active_table()->attention_heads(out, q, num_queries, head_dim, kv, block_table, block_stride,
-                                    num_positions, scale, scratch);
+                                    first, num_positions, scale, cap, scratch);
 }

@@ -7,8 +7,9 @@
 enum unit { UNIT_CPU = 0, UNIT_NPU = 1 };
 
 enum op_kind {
-    OP_EMBED = 1,        /* token ids -> residual stream, one unit a token */
-    OP_NORM = 2,         /* rmsnorm of residual rows -> acts and/or f32, one unit a token */
+    OP_EMBED = 1,        /* token ids, times scale, plus learned positions -> residual stream, one
+                            unit a token */
+    OP_NORM = 2,         /* norm of rows -> acts and/or f32, or added to out, one unit a token */
     OP_MATMUL = 3,       /* tiles (rows, cols) x acts or f32 -> f32, a unit a tile and group */
     OP_ROPE_KV = 4,      /* q/k norm, rotation, KV write, one unit a token and head */
     OP_ATTENTION = 5,    /* one unit a token and group of heads */
@@ -36,7 +37,7 @@ enum op_kind {
 };
 
 enum op_flag {
-    OPF_RESIDUAL = 1,     /* matmul adds to out instead of writing it */
+    OPF_RESIDUAL = 1,     /* matmul, norm: adds to out instead of writing it */
     OPF_LOGIT_ROWS = 2,   /* rows are the step's logit rows, not its tokens */
     OPF_WRITE_ACTS = 4,   /* norm, attention, feed forward: write int8 activations to out_acts */
     OPF_WRITE_F32 = 8,    /* norm, feed forward: write floats to out */
@@ -48,6 +49,7 @@ enum op_flag {
     OPF_PREDICTED = 512,  /* clusters: OP_PREDICT listed the neurons; gates lie in their rows */
     OPF_RELU = 1024,      /* quantise: negative values become zero first */
     OPF_FORGET = 2048,    /* merge: the cache keeps nothing for the next layer */
+    OPF_LAYER_NORM = 4096, /* norm: layer norm with `bias`, not rmsnorm */
     OPF_WHOLE_CLUSTERS = 65536 /* rows: a slot of the cache holds a whole cluster */
 };
 
@@ -90,7 +92,8 @@ struct step_op {
                                  factors of its rows, (tokens), or 0 */
     uint64_t kv;              /* this layer's KV blocks */
     uint64_t rope;            /* (positions, rotary_dim) f32: cos half, then sin half */
-    uint32_t rows;
+    uint32_t rows;            /* for OP_ATTENTION the window: the newest positions seen, 0: all; for
+                                 OP_EMBED the row of up_weight that position 0 has */
     uint32_t cols;
     uint32_t num_heads;       /* with `routes`: experts of a token */
     uint32_t num_kv_heads;
@@ -98,8 +101,10 @@ struct step_op {
     uint32_t rotary_dim;
     uint32_t rope_layout;
     uint32_t heads_per_unit;
-    float eps;                /* rows: activations of deciding values up to it count as zero */
-    float scale;
+    float eps;                /* of a norm; for OP_MATMUL and OP_ATTENTION the cap of soft-capping,
+                                 0: none; for rows: activations of deciding values up to it count
+                                 as zero */
+    float scale;              /* of scores; for OP_EMBED of the embedding, 0: none */
     uint32_t stream_index;    /* 0: weights are resident; j: they are those of the j-th load of a
                                  pass, and the offsets above are those in the first buffer */
     /* Rows only. A neuron's rows lie at up_weight + place * row_stride, where place is its slot

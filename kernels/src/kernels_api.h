@@ -22,7 +22,9 @@ enum feed_forward_kind {
     FEED_FORWARD_SILU = 0,       /* silu(gate) * up */
     FEED_FORWARD_REGLU = 1,      /* relu(gate) * up */
     FEED_FORWARD_DRELU = 2,      /* relu(gate) * relu(up) */
-    FEED_FORWARD_RELU = 3        /* relu(up), no gate */
+    FEED_FORWARD_RELU = 3,       /* relu(up), no gate */
+    FEED_FORWARD_GEGLU = 4,      /* gelu(gate) * up, gelu by its tanh formula */
+    FEED_FORWARD_GELU = 5        /* gelu(up) by the normal distribution, no gate */
 };
 
 enum rope_layout {
@@ -76,9 +78,14 @@ void axpy_rows(int type, float *out, const void *rows, size_t row_stride_bytes,
 /* out = x * (1 / sqrt(mean(x^2) + eps)) * w. Here and below a sum "in 16 lanes" gives element i to
  * lane i mod 16, ascending, and then adds lane i + lane i+8, then +4, +2, +1. So the squares. */
 void rmsnorm_f32(float *out, const float *x, const float *w, size_t n, float eps);
+/* out = (x - mean) * (1 / sqrt(mean((x - mean)^2) + eps)) * w + b; out may be x. */
+void layernorm_f32(float *out, const float *x, const float *w, const float *b, size_t n, float eps);
+/* x = cap * tanh(x / cap) in place, cap above 0; tanh within 2e-7, relative, on every ISA alike. */
+void softcap_f32(float *x, size_t n, float cap);
 /* out[i] += x[i] */
 void add_f32(float *out, const float *x, size_t n);
-/* out[i] = act(gate[i]) * up[i] by enum feed_forward_kind; FEED_FORWARD_RELU reads no gate. */
+/* out[i] = act(gate[i]) * up[i] by enum feed_forward_kind; RELU and GELU read no gate. Either gelu
+ * is within 3e-7 of |x|, or of its own value's 2e-5 where that is less. */
 void feed_forward_act(int kind, float *out, const float *gate, const float *up, size_t n);
 /* Rotate the first rotary_dim of head_dim in place; cos, sin (rotary_dim/2). */
 void rope_head(int layout, float *x, const float *cos_row, const float *sin_row, size_t rotary_dim);
@@ -99,14 +106,16 @@ size_t kv_block_bytes(int type, size_t head_dim);
 void kv_write(int type, void *kv_block, size_t slot, const float *k, const float *v,
               size_t head_dim);
 void kv_read(int type, float *k, float *v, const void *kv_block, size_t slot, size_t head_dim);
-/* Attention of num_queries heads that share one kv head over positions 0..num_positions-1.
+/* Attention of num_queries heads that share one kv head over positions first..num_positions-1,
+ * first < 32: where a window begins within the first block of the table.
  * q, out (num_queries, head_dim) f32; position p lives in block block_table[p / 32] at
  * kv + block_table[p / 32] * block_stride. Scores (q . k) * scale sum over head_dim ascending,
- * softmax as softmax_f32, values sum over positions ascending, divided by the sum at the end.
+ * softcap_f32 where cap is above 0, softmax as softmax_f32 over num_positions scores, those before
+ * first being -infinity, values sum over positions ascending, divided by the sum at the end.
  * scratch: num_queries * round_up(num_positions, 32) floats. */
 void attention_heads(float *out, const float *q, size_t num_queries, size_t head_dim,
-                     const void *kv, const int32_t *block_table, size_t block_stride,
-                     size_t num_positions, float scale, float *scratch);
+                     const void *kv, const int32_t *block_table, size_t block_stride, size_t first,
+                     size_t num_positions, float scale, float cap, float *scratch);
 
 /* Packing. src: ggml blocks of `ggml_type` (0 F32, 1 F16, 2 Q4_0, 3 Q4_1, 6 Q5_0, 8 Q8_0),
  * row-major (num_rows, cols); missing rows of the last tile become zeros. 0, or -1 when this pair

@@ -16,6 +16,8 @@ struct kernel_table {
     void (*axpy_rows)(int, float *, const void *, size_t, const uint32_t *, const float *, size_t,
                       size_t);
     void (*rmsnorm_f32)(float *, const float *, const float *, size_t, float);
+    void (*layernorm_f32)(float *, const float *, const float *, const float *, size_t, float);
+    void (*softcap_f32)(float *, size_t, float);
     void (*add_f32)(float *, const float *, size_t);
     void (*feed_forward_act)(int, float *, const float *, const float *, size_t);
     void (*rope_head)(int, float *, const float *, const float *, size_t);
@@ -25,7 +27,7 @@ struct kernel_table {
     void (*top_k_f32)(uint32_t *, float *, const float *, size_t, size_t);
     void (*kv_write)(void *, size_t, const float *, const float *, size_t);
     void (*attention_heads)(float *, const float *, size_t, size_t, const void *, const int32_t *,
-                            size_t, size_t, float, float *);
+                            size_t, size_t, size_t, float, float, float *);
 };
 
 extern const struct kernel_table kernels_scalar;

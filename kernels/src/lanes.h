@@ -57,6 +57,8 @@ ALWAYS_INLINE vf exp_vf(vf x)
     return pick(x < EXP_MIN, (vf){0}, p * (vf)first * (vf)second);
 }
 
+#include "lanes_gelu.h"
+
 ALWAYS_INLINE vf relu_vf(vf x) { return pick(x < 0.0f, (vf){0}, x); }
 
 ALWAYS_INLINE float sum_parts(const vf part[PARTS])
@@ -67,25 +69,43 @@ ALWAYS_INLINE float sum_parts(const vf part[PARTS])
     return tree_sum_16(lane);
 }
 
-static void rmsnorm_lanes(float *out, const float *x, const float *w, size_t n, float eps)
+/* The sum of x (is_square: of its squares). */
+ALWAYS_INLINE float sum_lanes(const int is_square, const float *x, size_t n)
 {
     vf part[PARTS] = {0};
     size_t i = 0;
     for (; i + 16 <= n; i += 16)
         for (int j = 0; j < PARTS; j++) {
             vf value = load(x + i + j * VF);
-            part[j] = part[j] + value * value;
+            part[j] = part[j] + (is_square ? value * value : value);
         }
     float tail[16] = {0};           /* a lane without an element adds 0 */
     memcpy(tail, x + i, (n - i) * sizeof *tail);
     for (int j = 0; j < PARTS; j++) {
         vf value = load(tail + j * VF);
-        part[j] = part[j] + value * value;
+        part[j] = part[j] + (is_square ? value * value : value);
     }
-    float mean = sum_parts(part) / (float)n;
+    return sum_parts(part);
+}
+
+static void rmsnorm_lanes(float *out, const float *x, const float *w, size_t n, float eps)
+{
+    float mean = sum_lanes(1, x, n) / (float)n;
     float inverse = 1.0f / sqrtf(mean + eps);
-    for (i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++)
         out[i] = x[i] * inverse * w[i];
+}
+
+static void layernorm_lanes(float *out, const float *x, const float *w, const float *b, size_t n,
+                            float eps)
+{
+    float mean = sum_lanes(0, x, n) / (float)n;
+    for (size_t i = 0; i < n; i++)
+        out[i] = x[i] - mean;
+    float variance = sum_lanes(1, out, n) / (float)n;
+    float inverse = 1.0f / sqrtf(variance + eps);
+    for (size_t i = 0; i < n; i++)
+        out[i] = out[i] * inverse * w[i] + b[i];
 }
 
 static void add_lanes(float *out, const float *x, size_t n)
@@ -100,6 +120,8 @@ ALWAYS_INLINE vf feed_forward_vf(int kind, vf gate, vf up)
     case FEED_FORWARD_SILU: return gate / (1.0f + exp_vf(-gate)) * up;
     case FEED_FORWARD_REGLU: return relu_vf(gate) * up;
     case FEED_FORWARD_DRELU: return relu_vf(gate) * relu_vf(up);
+    case FEED_FORWARD_GEGLU: return gelu_tanh_vf(gate) * up;
+    case FEED_FORWARD_GELU: return gelu_vf(up);
     default: return relu_vf(up);
     }
 }
@@ -107,7 +129,7 @@ ALWAYS_INLINE vf feed_forward_vf(int kind, vf gate, vf up)
 static void feed_forward_act_lanes(int kind, float *out, const float *gate, const float *up,
                                    size_t n)
 {
-    const int has_gate = kind != FEED_FORWARD_RELU;
+    const int has_gate = kind != FEED_FORWARD_RELU && kind != FEED_FORWARD_GELU;
     size_t i = 0;
     for (; i + VF <= n; i += VF)
         store(out + i, feed_forward_vf(kind, has_gate ? load(gate + i) : (vf){0}, load(up + i)));

@@ -44,12 +44,14 @@ ALWAYS_INLINE void score_block(const int count, float *scores, size_t stride, co
             store(scores + g * stride + j * VF, acc[g][j] * scale);
 }
 
-/* weights (count, num_positions), v_row (num_positions, width * VF of head_dim) added to acc */
+/* weights (count, num_positions), v_row (num_positions, width * VF of head_dim): those from
+ * position `first` on are added to acc */
 ALWAYS_INLINE void add_values(const int count, const int width, vf acc[QUERY_GROUP][4],
                               const float *weights, size_t stride, const uint16_t *v_row,
-                              size_t head_dim, size_t num_positions)
+                              size_t head_dim, size_t first, size_t num_positions)
 {
-    for (size_t p = 0; p < num_positions; p++, v_row += head_dim)
+    v_row += first * head_dim;
+    for (size_t p = first; p < num_positions; p++, v_row += head_dim)
         for (int j = 0; j < width; j++) {
             vf value = load_f16(v_row + j * VF);
             for (int g = 0; g < count; g++)
@@ -60,7 +62,8 @@ ALWAYS_INLINE void add_values(const int count, const int width, vf acc[QUERY_GRO
 struct attention_call {
     const char *kv;
     const int32_t *block_table;
-    size_t block_stride, head_dim, num_positions, stride;
+    size_t block_stride, head_dim, first, num_positions, stride;
+    float scale, cap;
 };
 
 ALWAYS_INLINE const uint16_t *block_of(const struct attention_call *call, size_t position)
@@ -84,7 +87,7 @@ ALWAYS_INLINE void value_columns(const int count, const int width, float *out, s
     for (size_t p = 0; p < call->num_positions; p += KV_BLOCK_TOKENS) {
         const uint16_t *v_rows = block_of(call, p) + call->head_dim * KV_BLOCK_TOKENS + d;
         add_values(count, width, acc, weights + p, call->stride, v_rows, call->head_dim,
-                   positions_in_block(call, p));
+                   p ? 0 : call->first, positions_in_block(call, p));
     }
     for (int g = 0; g < count; g++)
         for (int j = 0; j < width; j++)
@@ -96,7 +99,7 @@ static void value_column_tail(int count, float *out, size_t d, const float *weig
 {
     for (int g = 0; g < count; g++) {
         float acc = 0.0f;
-        for (size_t p = 0; p < call->num_positions; p++) {
+        for (size_t p = call->first; p < call->num_positions; p++) {
             size_t row = KV_BLOCK_TOKENS + p % KV_BLOCK_TOKENS;
             uint16_t half = block_of(call, p)[call->head_dim * row + d];
             acc = acc + weights[g * call->stride + p] * f32_of_f16(half);
@@ -105,12 +108,23 @@ static void value_column_tail(int count, float *out, size_t d, const float *weig
     }
 }
 
-ALWAYS_INLINE void attention_group(const int count, float *out, const float *q, float scale,
-                                   float *scratch, const struct attention_call *call)
+/* Soft-capping, and the window's beginning, on one query's scores. */
+static void limit_scores(float *scores, const struct attention_call *call)
+{
+    if (call->cap > 0.0f)
+        softcap_lanes(scores, call->num_positions, call->cap);
+    for (size_t p = 0; p < call->first; p++)
+        scores[p] = -INFINITY;
+}
+
+ALWAYS_INLINE void attention_group(const int count, float *out, const float *q, float *scratch,
+                                   const struct attention_call *call)
 {
     const size_t head_dim = call->head_dim;
     for (size_t p = 0; p < call->num_positions; p += KV_BLOCK_TOKENS)
-        score_block(count, scratch + p, call->stride, q, head_dim, block_of(call, p), scale);
+        score_block(count, scratch + p, call->stride, q, head_dim, block_of(call, p), call->scale);
+    for (int g = 0; g < count; g++)
+        limit_scores(scratch + g * call->stride, call);
     float sums[QUERY_GROUP];
     for (int g = 0; g < count; g++)
         sums[g] = exp_and_sum_lanes(scratch + g * call->stride, call->num_positions);
@@ -125,21 +139,22 @@ ALWAYS_INLINE void attention_group(const int count, float *out, const float *q, 
 
 static void attention_heads_lanes(float *out, const float *q, size_t num_queries, size_t head_dim,
                                   const void *kv, const int32_t *block_table, size_t block_stride,
-                                  size_t num_positions, float scale, float *scratch)
+                                  size_t first, size_t num_positions, float scale, float cap,
+                                  float *scratch)
 {
     const size_t rounded = (num_positions + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
     const struct attention_call call = {
         .kv = kv, .block_table = block_table, .block_stride = block_stride,
-        .head_dim = head_dim, .num_positions = num_positions,
-        .stride = rounded * KV_BLOCK_TOKENS,
+        .head_dim = head_dim, .first = first, .num_positions = num_positions,
+        .stride = rounded * KV_BLOCK_TOKENS, .scale = scale, .cap = cap,
     };
     for (size_t left = num_queries; left > 0;) {
         const size_t count = left < QUERY_GROUP ? left : QUERY_GROUP;
         switch (count) {
-        case 4: attention_group(QUERY_GROUP, out, q, scale, scratch, &call); break;
-        case 3: attention_group(QUERY_GROUP < 3 ? 1 : 3, out, q, scale, scratch, &call); break;
-        case 2: attention_group(2, out, q, scale, scratch, &call); break;
-        default: attention_group(1, out, q, scale, scratch, &call);
+        case 4: attention_group(QUERY_GROUP, out, q, scratch, &call); break;
+        case 3: attention_group(QUERY_GROUP < 3 ? 1 : 3, out, q, scratch, &call); break;
+        case 2: attention_group(2, out, q, scratch, &call); break;
+        default: attention_group(1, out, q, scratch, &call);
         }
         left -= count;
         q += count * head_dim;

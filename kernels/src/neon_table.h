@@ -16,6 +16,8 @@
     .dot_rows = dot_rows_lanes,                       \
     .axpy_rows = axpy_rows_lanes,                     \
     .rmsnorm_f32 = rmsnorm_lanes,                     \
+    .layernorm_f32 = layernorm_lanes,                 \
+    .softcap_f32 = softcap_lanes,                     \
     .add_f32 = add_lanes,                             \
     .feed_forward_act = feed_forward_act_lanes,       \
     .rope_head = rope_head_lanes,                     \

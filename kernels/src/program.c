@@ -129,6 +129,8 @@ static void run_matmul(void *base, const struct step_op *op, const struct step_p
                      span.num_tokens);
         if (bias)
             add_bias(into, into_stride, bias, n, span.num_tokens);
+        for (uint32_t t = 0; op->eps > 0.0f && t < span.num_tokens; t++)
+            softcap_f32(into + t * into_stride, n, op->eps);
         if (residual)
             scale_rows(base, op, sums, n, span.token, span.num_tokens);
         for (uint32_t t = 0; residual && t < span.num_tokens; t++)
@@ -178,12 +180,22 @@ static void run_feed_forward(void *base, const struct step_op *op, const struct 
     }
 }
 
+/* up_weight: learned positions, whose row op->rows belongs to position 0. */
 static void run_embed(void *base, const struct step_op *op, const struct step_params *step,
-                      uint32_t first, uint32_t last) {
+                      const struct executor_record *executor, uint32_t first, uint32_t last) {
     const int32_t *ids = int_array(base, step->token_ids);
-    for (uint32_t t = first; t < last; t++)
-        gather_row((int)op->weight_type, at(base, op->out + t * op->out_stride),
-                   at(base, op->weight), op->cols, (size_t)ids[t]);
+    const int32_t *positions = int_array(base, step->positions);
+    for (uint32_t t = first; t < last; t++) {
+        float *out = at(base, op->out + t * op->out_stride), *learned = at(base, executor->scratch);
+        gather_row((int)op->weight_type, out, at(base, op->weight), op->cols, (size_t)ids[t]);
+        for (uint32_t i = 0; op->scale > 0.0f && i < op->cols; i++)
+            out[i] *= op->scale;
+        if (!op->up_weight)
+            continue;
+        gather_row((int)op->up_type, learned, at(base, op->up_weight), op->cols,
+                   (size_t)positions[t] + op->rows);
+        add_f32(out, learned, op->cols);
+    }
 }
 
 static void run_norm(void *base, const struct step_op *op, const struct step_params *step,
@@ -193,8 +205,13 @@ static void run_norm(void *base, const struct step_op *op, const struct step_par
         uint64_t source = op->flags & OPF_LOGIT_ROWS ? (uint64_t)rows[u] : u;
         float *normed = op->flags & OPF_WRITE_F32 ? at(base, op->out + u * op->out_stride)
                                                   : at(base, executor->scratch);
-        rmsnorm_f32(normed, at(base, op->in + source * op->in_stride), at(base, op->weight),
-                    op->cols, op->eps);
+        const float *x = at(base, op->in + source * op->in_stride), *weight = at(base, op->weight);
+        if (op->flags & OPF_LAYER_NORM)
+            layernorm_f32(normed, x, weight, at(base, op->bias), op->cols, op->eps);
+        else
+            rmsnorm_f32(normed, x, weight, op->cols, op->eps);
+        if (op->flags & OPF_RESIDUAL)
+            add_f32(at(base, op->out + u * op->out_stride), normed, op->cols);
         if (op->flags & OPF_WRITE_ACTS)
             quantize_acts(at(base, op->out_acts + u * op->out_acts_stride), normed, op->cols);
     }
@@ -257,14 +274,17 @@ static void run_attention(void *base, const struct step_op *op, const struct ste
     for (uint32_t u = first; u < last; u++) {
         uint32_t token = u / groups, head = u % groups * op->heads_per_unit;
         size_t num_positions = (size_t)positions[token] + 1, column = (size_t)head * op->head_dim;
+        size_t hidden = op->rows && num_positions > op->rows ? num_positions - op->rows : 0;
+        const int32_t *table = block_table(base, step, token) + hidden / KV_BLOCK_TOKENS;
+        num_positions -= hidden / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
         size_t padded = (num_positions + KV_BLOCK_TOKENS - 1) & ~(size_t)(KV_BLOCK_TOKENS - 1);
         assert(op->heads_per_unit * padded * sizeof(float) <= executor->scratch_bytes);
         const float *q = (const float *)at(base, op->in + token * op->in_stride) + column;
         float *out = (float *)at(base, op->out + token * op->out_stride) + column;
         attention_heads(out, q, op->heads_per_unit, op->head_dim,
-                        at(base, op->kv + head / heads_per_kv * block_bytes),
-                        block_table(base, step, token), op->num_kv_heads * block_bytes,
-                        num_positions, op->scale, at(base, executor->scratch));
+                        at(base, op->kv + head / heads_per_kv * block_bytes), table,
+                        op->num_kv_heads * block_bytes, hidden % KV_BLOCK_TOKENS, num_positions,
+                        op->scale, op->eps, at(base, executor->scratch));
         if (op->flags & OPF_WRITE_ACTS) {
             struct act_block *acts = at(base, op->out_acts + token * op->out_acts_stride);
             quantize_acts(acts + column / BLOCK_COLS, out, n);
@@ -276,7 +296,7 @@ void op_run(void *base, const struct step_op *op, const struct step_params *step
             struct executor_record *executor, uint32_t first, uint32_t last) {
     switch (op->kind) {
     case OP_EMBED:
-        run_embed(base, op, step, first, last);
+        run_embed(base, op, step, executor, first, last);
         break;
     case OP_NORM:
         run_norm(base, op, step, executor, first, last);

@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "blocks.h"
+#include "gelu.h"
 #include "numeric.h"
 
 static void rmsnorm_scalar(float *out, const float *x, const float *w, size_t n, float eps)
@@ -16,6 +17,28 @@ static void rmsnorm_scalar(float *out, const float *x, const float *w, size_t n,
     float inverse = 1.0f / sqrtf(mean + eps);
     for (size_t i = 0; i < n; i++)
         out[i] = x[i] * inverse * w[i];
+}
+
+static void layernorm_scalar(float *out, const float *x, const float *w, const float *b, size_t n,
+                             float eps)
+{
+    float lane[16] = {0}, square[16] = {0};
+    for (size_t i = 0; i < n; i++)
+        lane[i % 16] += x[i];
+    float mean = tree_sum_16(lane) / (float)n;
+    for (size_t i = 0; i < n; i++) {
+        out[i] = x[i] - mean;
+        square[i % 16] += out[i] * out[i];
+    }
+    float inverse = 1.0f / sqrtf(tree_sum_16(square) / (float)n + eps);
+    for (size_t i = 0; i < n; i++)
+        out[i] = out[i] * inverse * w[i] + b[i];
+}
+
+static void softcap_scalar(float *x, size_t n, float cap)
+{
+    for (size_t i = 0; i < n; i++)
+        x[i] = cap * tanh_one(x[i] / cap);
 }
 
 static void add_scalar(float *out, const float *x, size_t n)
@@ -33,6 +56,8 @@ static void feed_forward_act_scalar(int kind, float *out, const float *gate, con
         case FEED_FORWARD_REGLU: out[i] = relu_one(gate[i]) * up[i]; break;
         case FEED_FORWARD_DRELU: out[i] = relu_one(gate[i]) * relu_one(up[i]); break;
         case FEED_FORWARD_RELU: out[i] = relu_one(up[i]); break;
+        case FEED_FORWARD_GEGLU: out[i] = gelu_tanh_one(gate[i]) * up[i]; break;
+        case FEED_FORWARD_GELU: out[i] = gelu_one(up[i]); break;
         }
 }
 
@@ -102,8 +127,8 @@ static void kv_write_scalar(void *kv_block, size_t slot, const float *k, const f
 /* q (num_queries, head_dim), kv (blocks) -> out (num_queries, head_dim) */
 static void attention_heads_scalar(float *out, const float *q, size_t num_queries,
                                    size_t head_dim, const void *kv, const int32_t *block_table,
-                                   size_t block_stride, size_t num_positions, float scale,
-                                   float *scratch)
+                                   size_t block_stride, size_t first, size_t num_positions,
+                                   float scale, float cap, float *scratch)
 {
     for (size_t h = 0; h < num_queries; h++, q += head_dim, out += head_dim) {
         for (size_t p = 0; p < num_positions; p++) {
@@ -115,10 +140,14 @@ static void attention_heads_scalar(float *out, const float *q, size_t num_querie
                 score += q[d] * f32_of_f16(k_cols[d * KV_BLOCK_TOKENS]);
             scratch[p] = score * scale;
         }
+        if (cap > 0.0f)
+            softcap_scalar(scratch, num_positions, cap);
+        for (size_t p = 0; p < first; p++)
+            scratch[p] = -INFINITY;
         float sum = exp_and_sum_scalar(scratch, num_positions);
         for (size_t d = 0; d < head_dim; d++)
             out[d] = 0.0f;
-        for (size_t p = 0; p < num_positions; p++) {
+        for (size_t p = first; p < num_positions; p++) {
             const char *block = (const char *)kv
                 + (size_t)block_table[p / KV_BLOCK_TOKENS] * block_stride;
             const uint16_t *v_row = (const uint16_t *)block

@@ -64,7 +64,7 @@ static void run_floats(void)
     float *x = specials(), *w = specials(), *out = specials();
     exp_f32(out, x, n);
     take_floats("exp_f32", out, n);
-    for (int kind = FEED_FORWARD_SILU; kind <= FEED_FORWARD_RELU; kind++)
+    for (int kind = FEED_FORWARD_SILU; kind <= FEED_FORWARD_GELU; kind++)
         for (size_t shift = 0; shift < n; shift += 5) {
             out = heap(n * sizeof *out);
             for (size_t i = 0; i < n; i++)
@@ -75,6 +75,12 @@ static void run_floats(void)
     out = heap(n * sizeof *out);
     rmsnorm_f32(out, x, w, n - 4, 1e-5f);   /* without the largest values and infinities */
     take_floats("rmsnorm_f32", out, n - 4);
+    out = heap(n * sizeof *out);
+    layernorm_f32(out, x, w, x, n - 4, 1e-5f);
+    take_floats("layernorm_f32", out, n - 4);
+    out = specials();
+    softcap_f32(out, n, 30.0f);
+    take_floats("softcap_f32", out, n);
     out = specials();
     out[n - 2] = -INFINITY;                 /* masked scores: only the positive one is gone */
     softmax_f32(out, n);

@@ -131,9 +131,16 @@ static void run_floats(size_t n)
     float *out = heap(n * sizeof *out);
     rmsnorm_f32(out, x, w, n, 1e-5f);
     take_result("rmsnorm_f32", out, n * sizeof *out);
-    for (int kind = FEED_FORWARD_SILU; kind <= FEED_FORWARD_RELU; kind++) {
+    out = heap(n * sizeof *out);
+    layernorm_f32(out, x, w, x, n, 1e-5f);
+    take_result("layernorm_f32", out, n * sizeof *out);
+    out = floats(n);
+    softcap_f32(out, n, 0.7f);
+    take_result("softcap_f32", out, n * sizeof *out);
+    for (int kind = FEED_FORWARD_SILU; kind <= FEED_FORWARD_GELU; kind++) {
+        const int has_gate = kind != FEED_FORWARD_RELU && kind != FEED_FORWARD_GELU;
         out = heap(n * sizeof *out);
-        feed_forward_act(kind, out, kind == FEED_FORWARD_RELU ? NULL : x, w, n);
+        feed_forward_act(kind, out, has_gate ? x : NULL, w, n);
         take_result("feed_forward_act", out, n * sizeof *out);
     }
     for (int layout = ROPE_INTERLEAVED; layout <= ROPE_HALVES; layout++) {
@@ -181,7 +188,12 @@ static void run_attention(size_t head_dim, size_t num_queries, size_t num_positi
     float *q = floats(num_queries * head_dim);
     float *out = heap(num_queries * head_dim * sizeof *out);
     float *scratch = heap(num_queries * num_blocks * 32 * sizeof *scratch);
-    attention_heads(out, q, num_queries, head_dim, kv, table, stride, num_positions, 0.125f,
+    attention_heads(out, q, num_queries, head_dim, kv, table, stride, 0, num_positions, 0.125f,
+                    0.0f, scratch);
+    take_result("attention_heads", out, num_queries * head_dim * sizeof *out);
+    out = heap(num_queries * head_dim * sizeof *out);
+    attention_heads(out, q, num_queries, head_dim, kv, table, stride,
+                    num_positions < 30 ? num_positions - 1 : 29, num_positions, 0.125f, 0.5f,
                     scratch);
     take_result("attention_heads", out, num_queries * head_dim * sizeof *out);
     take_result("kv_write", kv, num_blocks * stride);

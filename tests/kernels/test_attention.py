@@ -37,6 +37,27 @@ def test_attention_equals_reference(isa: str, head_dim: int, num_positions: int)
         assert_same_bits(out, reference.attention_heads(q, keys, values, 0.125))
 
 
+@pytest.mark.parametrize("first", [0, 1, 15, 31])
+@pytest.mark.parametrize("cap", [0.0, 0.4])
+@pytest.mark.parametrize("head_dim", [16, 63, 64, 128])
+def test_window_and_cap_equal_reference(isa: str, first: int, cap: float, head_dim: int) -> None:
+    """What lies before the window is not read: there are infinities in it."""
+    keys, values = normal(1, 70, head_dim), normal(2, 70, head_dim)
+    values[:first] = np.inf
+    kv, table = kv_cache(keys, values, 4)
+    for num_queries in (1, 3, 4):
+        q = normal(num_queries, num_queries, head_dim)
+        out = gemv.attention_heads(q, kv, table, 70, 0.125, first, cap)
+        assert_same_bits(out, reference.attention_heads(q, keys, values, 0.125, first, cap))
+        assert np.isfinite(out).all()
+
+
+def test_window_must_begin_in_the_first_block() -> None:
+    kv, table = kv_cache(normal(1, 40, 16), normal(2, 40, 16), 2)
+    with pytest.raises(ValueError, match="first: 32 is outside"):
+        gemv.attention_heads(normal(3, 1, 16), kv, table, 40, 1.0, 32)
+
+
 def test_attention_error_against_float64(isa: str) -> None:
     keys, values, q = normal(3, 500, 64), normal(4, 500, 64), normal(5, 3, 64)
     kv, table = kv_cache(keys, values, 16)
