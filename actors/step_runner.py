@@ -21,9 +21,9 @@ from polyneuron.errors import EngineError, ProtocolError
 from polyneuron.kernels.arena import SPIN_LIMIT, Arena, StepFlag, StepStatus, Unit, monotonic_ns
 from polyneuron.kernels.neuron_cache import NeuronCache
 from polyneuron.kernels.quant import KV_BLOCK_TOKENS
-from polyneuron.model.rope import rope_table
 from polyneuron.model.spec import ModelSpec
 from polyneuron.planning.layout import ArenaLayout, hot_widths, num_executors
+from polyneuron.planning.rope_tables import write_rope
 from polyneuron.planning.step_program import compile_program, write_program
 
 WAIT_SLICE_NS = 250_000_000
@@ -60,7 +60,7 @@ class StepRunner:
         self._write_program("prefill", Phase.PREFILL)
         for width in hot_widths(config):
             self._write_program(f"decode.{width}", Phase.DECODE, width)
-        self._write_rope()
+        write_rope(arena, spec, layout)
         self._token_ids = self._input("token_ids", config.max_tokens)
         self._positions = self._input("positions", config.max_tokens)
         self._block_tables = self._input("block_tables", config.max_tokens)
@@ -86,13 +86,6 @@ class StepRunner:
 
     def _input(self, name: str, count: int) -> NDArray[np.int32]:
         return self._arena.view(self._layout.at(f"inputs.{name}"), (count,), np.int32)
-
-    def _write_rope(self) -> None:
-        rotary_dim, num_ctx = self._spec.rope.rotary_dim, self._layout.config.num_ctx
-        table = self._arena.view(self._layout.at("fixed.rope"), (num_ctx, rotary_dim), np.float32)
-        cos, sin = rope_table(self._spec.rope, num_ctx)
-        table[:, : rotary_dim // 2] = cos
-        table[:, rotary_dim // 2 :] = sin
 
     def _write_constants(self) -> None:
         step, config = self._arena.step, self._layout.config

@@ -17,7 +17,7 @@ from polyneuron.backends.graphs import GraphCache, row_runs, token_bucket
 from polyneuron.errors import BackendError
 from polyneuron.kernels.arena import Arena, OpFlag, OpKind
 from polyneuron.kernels.buffers import ACT_BLOCK, F32
-from polyneuron.kernels.gemv import FeedForwardKind, feed_forward_act
+from polyneuron.kernels.gemv import FeedForwardKind, feed_forward_act, softcap
 from polyneuron.kernels.quant import (
     BLOCK_COLS,
     TILE_ROWS,
@@ -102,7 +102,10 @@ class DenseOps:
         """Rows of a matrix times the input, with its bias: (first row, values)."""
         (matrix,) = matrices(op)
         for first, rows in row_runs(op.rows, op.cols):
-            yield first, self._product(op, num_tokens, graphs, matrix, op.bias, first, rows, 0)
+            values = self._product(op, num_tokens, graphs, matrix, op.bias, first, rows, 0)
+            if op.eps > 0:
+                softcap(values, op.eps)
+            yield first, values
 
     def _active(self, op: Any, num_tokens: int, graphs: Graphs) -> Iterator[tuple[int, F32]]:
         """Activations of neurons: (first neuron, values)."""

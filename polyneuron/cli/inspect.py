@@ -15,7 +15,7 @@ from rich.text import Text
 from polyneuron.cli import options
 from polyneuron.cli.inspect_ncf import NcfInspection, inspect_ncf, ncf_tables
 from polyneuron.cli.options import option
-from polyneuron.cli.shown import amount, plain, result_console, rope_text, shown, tokenizer_facts
+from polyneuron.cli.shown import amount, hyper_text, plain, result_console, shown, tokenizer_facts
 from polyneuron.errors import ConfigError, FormatError
 from polyneuron.io.file_kind import is_ncf
 from polyneuron.io.ggml_types import why_unsupported
@@ -170,7 +170,7 @@ def _summary(inspection: Inspection) -> Table:
     ]
     for key, value in (inspection.hyper_parameters or {}).items():
         if key not in ("family", "name"):
-            rows.append((key, rope_text(value) if key == "rope" else value))
+            rows.append((key, hyper_text(key, value)))
     rows += [(f"tokenizer.{key}", value) for key, value in inspection.tokenizer.items()]
     for label, value in rows:
         table.add_row(Text(label), Text("-" if value is None else shown(value)))

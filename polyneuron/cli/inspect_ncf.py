@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from polyneuron.cli.shown import amount, plain, rope_text, shown, tokenizer_facts
+from polyneuron.cli.shown import amount, hyper_text, plain, shown, tokenizer_facts
 from polyneuron.errors import FormatError
 from polyneuron.io.ncf_format import NcfSection
 from polyneuron.io.ncf_reader import NcfFile, read_ncf
@@ -140,7 +140,7 @@ def _summary(inspection: NcfInspection) -> Table:
     ]
     for key, value in (inspection.hyper_parameters or {}).items():
         if key not in ("family", "name"):
-            rows.append((key, rope_text(value) if key == "rope" else value))
+            rows.append((key, hyper_text(key, value)))
     rows += [(f"tokenizer.{key}", value) for key, value in inspection.tokenizer.items()]
     for label, value in rows:
         table.add_row(Text(label), Text("-" if value is None else shown(value)))

@@ -2,11 +2,14 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from enum import Enum
 from typing import Any
 
 import numpy as np
 from rich.console import Console
+
+from polyneuron.model.block import LLAMA
 
 
 def result_console(plain_width: int) -> Console:
@@ -69,3 +72,16 @@ def rope_text(rope: dict[str, Any]) -> str:
     factors = set_parts.pop("frequency_factors", ())
     text = ", ".join(f"{key} {value}" for key, value in set_parts.items())
     return text + (f", {len(factors)} frequency factors" if factors else "")
+
+
+def block_text(block: dict[str, Any]) -> str:
+    """In what a model's layers depart from Llama's, in one line."""
+    usual = plain(asdict(LLAMA))
+    found = [f"{key} {shown(value)}" for key, value in block.items() if value != usual[key]]
+    return ", ".join(found) or "as llama"
+
+
+def hyper_text(key: str, value: Any) -> object:
+    """A hyper-parameter for a table: nested ones in one line."""
+    texts = {"rope": rope_text, "block": block_text}
+    return texts[key](value) if key in texts else value

@@ -1,94 +1,35 @@
-"""Model families as data, and the check of a GGUF against one of them."""
-
-from dataclasses import dataclass
-from enum import Enum
+"""The check of a GGUF against its family, and what model it holds."""
 
 from polyneuron.errors import FormatError, UnsupportedError
 from polyneuron.io.gguf_file import GgufHeader
-from polyneuron.io.gguf_values import quoted, quoted_value
-from polyneuron.kernels.gemv import FeedForwardKind, RopeLayout
+from polyneuron.io.gguf_values import quoted
+from polyneuron.kernels.gemv import FeedForwardKind
+from polyneuron.model.block import NormKind
+from polyneuron.model.block_keys import read_block
 from polyneuron.model.experts import expert_width, read_experts
+from polyneuron.model.families import FAMILIES, SUPPORTED_FAMILIES, Family, Presence
+from polyneuron.model.fused import split_fused
 from polyneuron.model.metadata import ModelKeys
 from polyneuron.model.rope import ROPE_FREQS, read_rope
-from polyneuron.model.spec import ExpertSpec, ModelSpec, tensor_shapes
+from polyneuron.model.spec import ExpertSpec, ModelSpec, RopeSpec, tensor_shapes
+
+__all__ = ["ACTIVATIONS", "FAMILIES", "SUPPORTED_FAMILIES", "Family", "Presence", "describe"]
 
 MAX_NAMED = 5
-
-
-class Presence(Enum):
-    """Whether a family's files hold a tensor."""
-
-    ABSENT = "absent"
-    OPTIONAL = "optional"
-    REQUIRED = "required"
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """What every model of one `general.architecture` has in common."""
-
-    name: str
-    rope_layout: RopeLayout = RopeLayout.INTERLEAVED
-    feed_forward: FeedForwardKind = FeedForwardKind.SILU
-    qkv_bias: Presence = Presence.OPTIONAL
-    qk_norm: bool = False
-    is_qk_norm_wide: bool = False
-    experts: Presence = Presence.ABSENT
-    is_normalised: bool = True
-    """Whether the weights of a token's experts add up to 1, unless the file says otherwise."""
-
-
-FAMILIES = {
-    family.name: family
-    for family in (
-        Family("llama", experts=Presence.OPTIONAL),  # Mixtral's too
-        Family("mistral"),
-        Family("qwen2", RopeLayout.HALVES, qkv_bias=Presence.REQUIRED),
-        Family("qwen3", RopeLayout.HALVES, qkv_bias=Presence.ABSENT, qk_norm=True),
-        Family(
-            "qwen2moe",
-            RopeLayout.HALVES,
-            qkv_bias=Presence.REQUIRED,
-            experts=Presence.REQUIRED,
-            is_normalised=False,
-        ),
-        Family(
-            "qwen3moe",
-            RopeLayout.HALVES,
-            qkv_bias=Presence.ABSENT,
-            qk_norm=True,
-            experts=Presence.REQUIRED,
-        ),
-        Family(
-            "olmoe",
-            RopeLayout.HALVES,
-            qkv_bias=Presence.ABSENT,
-            qk_norm=True,
-            is_qk_norm_wide=True,
-            experts=Presence.REQUIRED,
-            is_normalised=False,
-        ),
-        Family(
-            "turbosparsemixtral",
-            feed_forward=FeedForwardKind.DRELU,
-            qkv_bias=Presence.ABSENT,
-            experts=Presence.REQUIRED,
-        ),
-        Family("bamboo", feed_forward=FeedForwardKind.DRELU, qkv_bias=Presence.ABSENT),
-    )
-}
-SUPPORTED_FAMILIES = " ".join(FAMILIES)
 
 # Converters name no activation: a file that departs from its family's says so by this key, or, as
 # PowerInfer's own converter does for ReLU models, by a sparsity threshold.
 ACTIVATION_KEY = "feed_forward_activation"
 SPARSE_THRESHOLD = "powerinfer.sparse_threshold"
+RELUFIED = ("llama", "falcon")
 ACTIVATIONS = {
     ("silu", True): FeedForwardKind.SILU,
     ("relu", True): FeedForwardKind.REGLU,
     ("reglu", True): FeedForwardKind.REGLU,
     ("drelu", True): FeedForwardKind.DRELU,
+    ("geglu", True): FeedForwardKind.GEGLU,
     ("relu", False): FeedForwardKind.RELU,
+    ("gelu", False): FeedForwardKind.GELU,
 }
 
 # Keys that would change the arithmetic of a supported family, with their neutral values.
@@ -101,24 +42,21 @@ NEUTRAL_KEYS: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("attention.clamp_kqv", (0.0,)),
     ("attention.max_alibi_bias", (0.0,)),
     ("attention.causal", (True,)),
-    ("attn_logit_softcapping", (0.0,)),
-    ("final_logit_softcapping", (0.0,)),
     ("logit_scale", (0.0, 1.0)),
     ("residual_scale", (0.0, 1.0)),
     ("embedding_scale", (0.0, 1.0)),
-    ("use_parallel_residual", (False,)),
-    ("tensor_data_layout", ("reference", "Meta AI original pth")),
+    ("tensor_data_layout", ("reference", "Meta AI original pth", "jploski")),
 )
 
 
 def describe(header: GgufHeader) -> ModelSpec:
     """The model a GGUF holds; every tensor it needs is there with the shape it must have."""
+    header = split_fused(header)
     family = _family(header)
     keys = ModelKeys(header, family.name)
     for key, neutral in NEUTRAL_KEYS:
         keys.refuse_unless(key, *neutral)
     spec = _read_spec(keys, family)
-    _check_window(keys, spec)
     _check_tensors(header, spec)
     return spec
 
@@ -159,10 +97,14 @@ def _read_spec(keys: ModelKeys, family: Family) -> ModelSpec:
     experts = _experts(keys, family)
     d_ff = expert_width(keys) if experts else keys.count("feed_forward_length")
     context_length = keys.count("context_length")
-    norm_eps = keys.number("attention.layer_norm_rms_epsilon")
+    rms = "" if family.block.norm is NormKind.LAYER else "rms_"
+    norm_eps = keys.number(f"attention.layer_norm_{rms}epsilon")
     head_dim = keys.count("attention.key_length", max(d_model // num_heads, 1))
     keys.refuse_unless("attention.value_length", head_dim)
-    rope = read_rope(keys, family.rope_layout, head_dim)
+    rope = RopeSpec(family.rope_layout, 0, 10000.0)
+    if family.has_rope:
+        rope = read_rope(keys, family.rope_layout, head_dim)
+    block = read_block(keys, family, num_layers, context_length)
     keys.raise_if_missing()
     if num_heads % num_kv_heads:
         keys.fail(f"{num_heads} attention heads cannot share {num_kv_heads} key-value heads")
@@ -188,6 +130,7 @@ def _read_spec(keys: ModelKeys, family: Family) -> ModelSpec:
         qkv_bias=_has_bias(header, family.qkv_bias, "attn_q.bias"),
         output_bias=_has_bias(header, Presence.OPTIONAL, "attn_output.bias"),
         tied_head="output.weight" not in header.by_name,
+        block=block,
     )
 
 
@@ -209,7 +152,7 @@ def _feed_forward(keys: ModelKeys, family: Family) -> FeedForwardKind:
     names = keys.header.by_name
     has_gate = "blk.0.ffn_gate.weight" in names or "blk.0.ffn_gate_exps.weight" in names
     name = keys.text(ACTIVATION_KEY)
-    if name is None and SPARSE_THRESHOLD in keys.header.metadata and family.name == "llama":
+    if name is None and SPARSE_THRESHOLD in keys.header.metadata and family.name in RELUFIED:
         name = "relu"
     if name is None:
         return family.feed_forward
@@ -218,7 +161,7 @@ def _feed_forward(keys: ModelKeys, family: Family) -> FeedForwardKind:
         gate = "with" if has_gate else "without"
         keys.unsupported(
             f"{family.name}.{ACTIVATION_KEY} is {quoted(name)} {gate} a gate matrix; supported: "
-            "silu relu reglu drelu with a gate, relu without"
+            "silu relu reglu drelu geglu with a gate, relu gelu without"
         )
     return found
 
@@ -237,17 +180,6 @@ def _vocab_size(keys: ModelKeys) -> int:
         if count is not None and count != embedding.num_rows:
             keys.fail(f"{what} is {count}, but token_embd.weight has {embedding.num_rows} rows")
     return embedding.num_rows
-
-
-def _check_window(keys: ModelKeys, spec: ModelSpec) -> None:
-    window = keys.get("attention.sliding_window")
-    reaches_all = isinstance(window, int) and (window == 0 or window >= spec.context_length)
-    if window is not None and not reaches_all:
-        shown = quoted_value(window)
-        keys.unsupported(
-            f"sliding-window attention ({spec.family}.attention.sliding_window = {shown}) is not "
-            f"supported; supported: {SUPPORTED_FAMILIES} with full attention"
-        )
 
 
 def _check_tensors(header: GgufHeader, spec: ModelSpec) -> None:

@@ -46,9 +46,19 @@ def choose_layout(spec: ModelSpec, wanted: Layout | None = None) -> Layout:
     Bundles of other models serve threshold mode.
     """
     is_sparse = spec.feed_forward in SPARSE_KINDS or spec.experts is not None
+    if wanted is Layout.BUNDLES and not has_rows(spec):
+        raise ConfigError(
+            f"--layout bundles: {spec.family} norms what feed forward gives before it is added, and "
+            "neurons are added one by one; use --layout tiles"
+        )
     if wanted is Layout.TILES and spec.experts:
         raise ConfigError("--layout tiles: experts are read one by one; use --layout bundles")
-    return wanted or (Layout.BUNDLES if is_sparse else Layout.TILES)
+    return wanted or (Layout.BUNDLES if is_sparse and has_rows(spec) else Layout.TILES)
+
+
+def has_rows(spec: ModelSpec) -> bool:
+    """Whether neurons are added to the stream as they are, so that they can be read one by one."""
+    return not spec.block.has_post_norms
 
 
 def check_down(layout: Layout, d_model: int, wanted: StorageType) -> None:

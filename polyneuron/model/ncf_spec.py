@@ -14,6 +14,7 @@ from polyneuron.io.predictor_file import SOURCE_FORMAT as PREDICTORS
 from polyneuron.kernels.arena import MAX_EXPERTS
 from polyneuron.kernels.gemv import FeedForwardKind, RopeLayout
 from polyneuron.kernels.quant import TILE_ROWS
+from polyneuron.model.block import LLAMA, BlockSpec, NormKind, Residual
 from polyneuron.model.spec import (
     ExpertSpec,
     ModelSpec,
@@ -28,8 +29,14 @@ FIXED = "fixed"
 
 
 def plain_spec(spec: ModelSpec) -> dict[str, Any]:
-    """The description as msgpack can hold it: enumerations by their names in small letters."""
-    return _plain(asdict(spec))
+    """The description as msgpack can hold it: enumerations by their names in small letters.
+
+    What does not depart from Llama is left out, so that its files stay as they were.
+    """
+    plain = _plain(asdict(spec))
+    if spec.block == LLAMA:
+        del plain["block"]
+    return plain
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
@@ -83,11 +90,15 @@ def _spec(fields: Fields, ncf: NcfFile) -> ModelSpec:
         tied_head=fields.flag("tied_head"),
         experts=_experts(fields.part("experts")) if fields.has("experts") else None,
         is_qk_norm_wide=fields.has("is_qk_norm_wide") and fields.flag("is_qk_norm_wide"),
+        block=_block(fields.part("block")) if fields.has("block") else LLAMA,
     )
     if spec.num_heads % spec.num_kv_heads:
         fields.fail(f"has {spec.num_heads} heads that cannot share {spec.num_kv_heads}")
     if spec.experts and (spec.d_ff % TILE_ROWS or ncf.manifest.layout is not Layout.BUNDLES):
         fields.fail(f"has experts of {spec.d_ff} neurons that lie in no bundles of whole tiles")
+    needed = spec.context_length + spec.block.position_offset
+    if spec.block.learned_positions and spec.block.learned_positions < needed:
+        fields.fail(f"has {spec.block.learned_positions} learned positions, {needed} are needed")
     if spec.rope.rotary_dim > spec.head_dim or spec.rope.rotary_dim % 2:
         fields.fail(f"rotates {spec.rope.rotary_dim} of {spec.head_dim} values of a head")
     factors = len(spec.rope.frequency_factors)
@@ -106,11 +117,29 @@ def _experts(fields: Fields) -> ExpertSpec:
     )
 
 
+def _block(fields: Fields) -> BlockSpec:
+    return BlockSpec(
+        norm=fields.choice("norm", NormKind),
+        has_post_norms=fields.flag("has_post_norms"),
+        residual=fields.choice("residual", Residual),
+        ffn_bias=fields.flag("ffn_bias"),
+        window=fields.count("window", 1 << 31),
+        window_period=fields.count("window_period", MAX_DIM),
+        local_rope_base=fields.number("local_rope_base"),
+        attention_scale=fields.number("attention_scale"),
+        attention_cap=fields.number("attention_cap"),
+        logit_cap=fields.number("logit_cap"),
+        embedding_scale=fields.number("embedding_scale"),
+        learned_positions=fields.count("learned_positions", MAX_DIM),
+        position_offset=fields.count("position_offset", MAX_DIM),
+    )
+
+
 def _rope(fields: Fields) -> RopeSpec:
     yarn = fields.part("yarn") if fields.has("yarn") else None
     return RopeSpec(
         layout=fields.choice("layout", RopeLayout),
-        rotary_dim=fields.count("rotary_dim", MAX_DIM, 1),
+        rotary_dim=fields.count("rotary_dim", MAX_DIM),
         base=fields.number("base"),
         scaling=fields.choice("scaling", RopeScaling),
         factor=fields.number("factor"),

@@ -113,3 +113,8 @@ def rope_table(
     angles = np.arange(num_positions, dtype=np.float64)[:, None] * frequencies
     cos, sin = np.cos(angles) * magnitude, np.sin(angles) * magnitude
     return cos.astype(np.float32), sin.astype(np.float32)
+
+
+def rope_rows(spec: RopeSpec, num_positions: int) -> NDArray[np.float32]:
+    """Each position's cosines, then its sines (num_positions, rotary_dim), as kernels read them."""
+    return np.hstack(rope_table(spec, num_positions))

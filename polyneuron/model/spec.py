@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from polyneuron.kernels.gemv import FeedForwardKind, RopeLayout
+from polyneuron.model.block import LLAMA, BlockSpec, NormKind, Residual
 
 
 class RopeScaling(Enum):
@@ -54,7 +55,7 @@ class ExpertSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """One decoder-only transformer of the Llama family."""
+    """One decoder-only transformer: Llama's, with the departures that `block` names."""
 
     family: str
     name: str
@@ -76,6 +77,7 @@ class ModelSpec:
     experts: ExpertSpec | None = None
     is_qk_norm_wide: bool = False
     """With `qk_norm`: one norm over all heads of a token, not one a head."""
+    block: BlockSpec = LLAMA
 
     @property
     def num_neurons(self) -> int:
@@ -85,7 +87,18 @@ class ModelSpec:
     @property
     def has_gate(self) -> bool:
         """Whether a feed-forward block has a gate matrix."""
-        return self.feed_forward is not FeedForwardKind.RELU
+        return self.feed_forward.has_gate
+
+    @property
+    def attention_scale(self) -> float:
+        """What attention scores are multiplied by."""
+        return self.block.attention_scale or float(self.head_dim**-0.5)
+
+    @property
+    def local_rope(self) -> RopeSpec | None:
+        """The rotary embedding of local layers where it is another one."""
+        base = self.block.local_rope_base
+        return RopeSpec(self.rope.layout, self.rope.rotary_dim, base) if base else None
 
     @property
     def q_dim(self) -> int:
@@ -107,7 +120,8 @@ class LayerTensors:
     attn_k: str
     attn_v: str
     attn_output: str
-    ffn_norm: str
+    ffn_norm: str | None
+    """None: feed forward reads attention's norm."""
     ffn_up: str
     ffn_down: str
     ffn_gate: str | None
@@ -123,6 +137,13 @@ class LayerTensors:
     shared_ffn_gate: str | None = None
     shared_ffn_up: str | None = None
     shared_ffn_down: str | None = None
+    attn_norm_bias: str | None = None
+    ffn_norm_bias: str | None = None
+    post_attn_norm: str | None = None
+    post_ffn_norm: str | None = None
+    ffn_gate_bias: str | None = None
+    ffn_up_bias: str | None = None
+    ffn_down_bias: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +154,9 @@ class TensorMap:
     output_norm: str
     output: str
     layers: tuple[LayerTensors, ...]
+    output_norm_bias: str | None = None
+    positions: str | None = None
+    """Learned positions."""
 
 
 def tensor_map(spec: ModelSpec) -> TensorMap:
@@ -142,6 +166,8 @@ def tensor_map(spec: ModelSpec) -> TensorMap:
         output_norm="output_norm.weight",
         output="token_embd.weight" if spec.tied_head else "output.weight",
         layers=tuple(_layer_tensors(spec, layer_id) for layer_id in range(spec.num_layers)),
+        output_norm_bias="output_norm.bias" if spec.block.norm is NormKind.LAYER else None,
+        positions="position_embd.weight" if spec.block.learned_positions else None,
     )
 
 
@@ -152,13 +178,21 @@ def _layer_tensors(spec: ModelSpec, layer_id: int) -> LayerTensors:
     prefix = f"blk.{layer_id}."
     exps = "_exps" if spec.experts else ""
     has_shared = bool(spec.experts and spec.experts.shared_d_ff)
+    block, bias = spec.block, spec.block.ffn_bias
+    is_layer_norm = block.norm is NormKind.LAYER
+    # Where both halves have norms of the layer's input, files call that of feed forward attn_norm.
+    attn_norm, ffn_norm = {
+        Residual.SEQUENTIAL: ("attn_norm", "ffn_norm"),
+        Residual.PARALLEL: ("attn_norm", None),
+        Residual.PARALLEL_NORMS: ("attn_norm_2", "attn_norm"),
+    }[block.residual]
     return LayerTensors(
-        attn_norm=prefix + "attn_norm.weight",
+        attn_norm=f"{prefix}{attn_norm}.weight",
         attn_q=prefix + "attn_q.weight",
         attn_k=prefix + "attn_k.weight",
         attn_v=prefix + "attn_v.weight",
         attn_output=prefix + "attn_output.weight",
-        ffn_norm=prefix + "ffn_norm.weight",
+        ffn_norm=name(f"{ffn_norm}.weight", ffn_norm is not None),
         ffn_up=f"{prefix}ffn_up{exps}.weight",
         ffn_down=f"{prefix}ffn_down{exps}.weight",
         ffn_gate=name(f"ffn_gate{exps}.weight", spec.has_gate),
@@ -173,6 +207,13 @@ def _layer_tensors(spec: ModelSpec, layer_id: int) -> LayerTensors:
         shared_ffn_gate=name("ffn_gate_shexp.weight", has_shared and spec.has_gate),
         shared_ffn_up=name("ffn_up_shexp.weight", has_shared),
         shared_ffn_down=name("ffn_down_shexp.weight", has_shared),
+        attn_norm_bias=name(f"{attn_norm}.bias", is_layer_norm),
+        ffn_norm_bias=name(f"{ffn_norm}.bias", is_layer_norm and ffn_norm is not None),
+        post_attn_norm=name("post_attention_norm.weight", block.has_post_norms),
+        post_ffn_norm=name("post_ffw_norm.weight", block.has_post_norms),
+        ffn_gate_bias=name("ffn_gate.bias", bias and spec.has_gate),
+        ffn_up_bias=name("ffn_up.bias", bias),
+        ffn_down_bias=name("ffn_down.bias", bias),
     )
 
 
@@ -180,12 +221,15 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Every tensor of the model with its row-major shape, in the order of a forward pass."""
     names = tensor_map(spec)
     shapes: dict[str, tuple[int, ...]] = {names.token_embd: (spec.vocab_size, spec.d_model)}
+    if names.positions is not None:
+        shapes[names.positions] = (spec.block.learned_positions, spec.d_model)
     experts = (spec.experts.num_experts,) if spec.experts else ()
     shared = spec.experts.shared_d_ff if spec.experts else 0
     wide = spec.is_qk_norm_wide
     for layer in names.layers:
         roles: tuple[tuple[str | None, tuple[int, ...]], ...] = (
             (layer.attn_norm, (spec.d_model,)),
+            (layer.attn_norm_bias, (spec.d_model,)),
             (layer.attn_q, (spec.q_dim, spec.d_model)),
             (layer.attn_k, (spec.kv_dim, spec.d_model)),
             (layer.attn_v, (spec.kv_dim, spec.d_model)),
@@ -196,11 +240,17 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
             (layer.attn_k_norm, (spec.kv_dim if wide else spec.head_dim,)),
             (layer.attn_output, (spec.d_model, spec.q_dim)),
             (layer.attn_output_bias, (spec.d_model,)),
+            (layer.post_attn_norm, (spec.d_model,)),
             (layer.ffn_norm, (spec.d_model,)),
+            (layer.ffn_norm_bias, (spec.d_model,)),
             (layer.router, (*experts, spec.d_model)),
             (layer.ffn_gate, (*experts, spec.d_ff, spec.d_model)),
             (layer.ffn_up, (*experts, spec.d_ff, spec.d_model)),
             (layer.ffn_down, (*experts, spec.d_model, spec.d_ff)),
+            (layer.ffn_gate_bias, (spec.d_ff,)),
+            (layer.ffn_up_bias, (spec.d_ff,)),
+            (layer.ffn_down_bias, (spec.d_model,)),
+            (layer.post_ffn_norm, (spec.d_model,)),
             (layer.shared_gate, (spec.d_model,)),
             (layer.shared_ffn_gate, (shared, spec.d_model)),
             (layer.shared_ffn_up, (shared, spec.d_model)),
@@ -208,5 +258,7 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         )
         shapes.update((name, shape) for name, shape in roles if name is not None)
     shapes[names.output_norm] = (spec.d_model,)
+    if names.output_norm_bias is not None:
+        shapes[names.output_norm_bias] = (spec.d_model,)
     shapes[names.output] = (spec.vocab_size, spec.d_model)
     return shapes

@@ -22,6 +22,7 @@ from polyneuron.planning.neuron_runs import (
     runs_of,
     shared_fields,
 )
+from polyneuron.planning.tile_program import add_tile_block
 
 if TYPE_CHECKING:
     from polyneuron.planning.step_program import Compiler
@@ -35,7 +36,7 @@ def add_expert_feed_forward(compiler: Compiler, bundles: BundlePlan, layer: int)
     shared = compiler.layout.weights.get(f"{prefix}ffn_up_shexp.weight")
     gate = compiler.layout.weights.get(f"{prefix}ffn_gate_inp_shexp.weight")
     readers += [place for place in (shared, gate) if place]
-    compiler.norm(layer, f"{prefix}ffn_norm.weight", [*readers, router])
+    compiler.ffn_norm(layer, [*readers, router])
     _add_router(compiler, layer, router)
     _add_route(compiler, layer)
     values = shared_fields(compiler, bundles, layer) | _route_fields(compiler)
@@ -89,7 +90,7 @@ def _add_shared(compiler: Compiler, layer: int) -> None:
         kind=OpKind.SIGMOID, layer=layer, unit=compiler.dense_unit, weight=gate.offset,
         cols=gate.cols, **compiler.buffer("normed", "in"), **compiler.buffer("shares"),
     )  # fmt: skip
-    compiler.tile_block(layer, "_shexp", "shared", up_bias=layout.at("activations.shares"))
+    add_tile_block(compiler, layer, "_shexp", "shared", up_bias=layout.at("activations.shares"))
 
 
 def _add_decode(

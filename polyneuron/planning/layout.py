@@ -16,6 +16,7 @@ from polyneuron.kernels.arena import board_bytes, neuron_reads_bytes, routes_byt
 from polyneuron.kernels.neuron_cache import neuron_cache_bytes
 from polyneuron.kernels.quant import KV_BLOCK_TOKENS, TILE_ROWS, StorageType, kv_block_bytes
 from polyneuron.kernels.trace import trace_ring_bytes
+from polyneuron.model.block import Residual
 from polyneuron.model.spec import ModelSpec
 from polyneuron.planning.allocator import Allocator, Span
 from polyneuron.planning.bundle_places import NUM_BUFFERS, place_bundles
@@ -162,19 +163,33 @@ def _activation_strides(
     heads = round_up(spec.num_heads * spec.head_dim, TILE_ROWS)
     kv_heads = round_up(spec.num_kv_heads * spec.head_dim, TILE_ROWS)
     rank = max(predictors.ranks) if predictors else 0
-    return {
-        "stream": 4 * width,
-        "normed": 4 * width,
-        "normed_acts": act_bytes(width),
-        "qkv": 4 * (heads + 2 * kv_heads),
-        "attended": 4 * heads,
-        "attended_acts": act_bytes(heads),
-        "hidden": 4 * hidden,
-        "hidden_acts": act_bytes(hidden),
-        "predicted": 4 * rank,
-        "predicted_acts": act_bytes(rank),
-        "logits": 4 * round_up(spec.vocab_size, TILE_ROWS),
-    } | _expert_strides(spec, rows)
+    return (
+        {
+            "stream": 4 * width,
+            "normed": 4 * width,
+            "normed_acts": act_bytes(width),
+            "qkv": 4 * (heads + 2 * kv_heads),
+            "attended": 4 * heads,
+            "attended_acts": act_bytes(heads),
+            "hidden": 4 * hidden,
+            "hidden_acts": act_bytes(hidden),
+            "predicted": 4 * rank,
+            "predicted_acts": act_bytes(rank),
+            "logits": 4 * round_up(spec.vocab_size, TILE_ROWS),
+        }
+        | _branch_strides(spec)
+        | _expert_strides(spec, rows)
+    )
+
+
+def _branch_strides(spec: ModelSpec) -> dict[str, int]:
+    """Outputs that are normed before the stream gets them, and a second norm of its input."""
+    width, strides = round_up(spec.d_model, TILE_ROWS), {}
+    if spec.block.has_post_norms:
+        strides["branch"] = 4 * width
+    if spec.block.residual is Residual.PARALLEL_NORMS:
+        strides |= {"fed": 4 * width, "fed_acts": act_bytes(width)}
+    return strides
 
 
 def _expert_strides(spec: ModelSpec, rows: NeuronRows | None) -> dict[str, int]:
@@ -345,9 +360,11 @@ def plan_layout(
     layer_bytes = num_blocks * spec.num_kv_heads * kv_block_bytes(spec.head_dim)
     allocator.region("kv", [("blocks", spec.num_layers * layer_bytes)])
     rope_bytes = 4 * config.num_ctx * spec.rope.rotary_dim
+    local_bytes = rope_bytes if spec.local_rope else 0
     fixed_bytes = manifest.sections[0].num_bytes
     named = predictors.section.num_bytes if predictors else 0
-    fixed_parts = [("section", fixed_bytes), ("rope", rope_bytes), ("predictors", named)]
+    fixed_parts = [("section", fixed_bytes), ("rope", rope_bytes)]
+    fixed_parts += [("local_rope", local_bytes), ("predictors", named)]
     allocator.region("fixed", fixed_parts)
     sections: tuple[SectionPlace, ...]
     bundles = None

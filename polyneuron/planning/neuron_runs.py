@@ -101,7 +101,7 @@ def shared_fields(compiler: Compiler, bundles: BundlePlan, layer: int) -> dict[s
 def decode_fields(compiler: Compiler, bundles: BundlePlan, layer: int) -> dict[str, Any]:
     """Those of the ops for a few tokens."""
     layout = compiler.layout
-    source = compiler.source("normed", row_reader(compiler, bundles.rows.decide_type))
+    source = compiler.source(compiler.ffn_input, row_reader(compiler, bundles.rows.decide_type))
     return shared_fields(compiler, bundles, layer) | source | compiler.buffer("hidden") | {
         "clusters": layout.at("activations.clusters"), "partials": layout.at("activations.partials")
     }  # fmt: skip

@@ -13,6 +13,7 @@ from polyneuron.config import Phase
 from polyneuron.io.predictor_file import PredictorInput
 from polyneuron.kernels.arena import OpFlag, OpKind
 from polyneuron.planning.bundles import BundlePlan, RowsAre
+from polyneuron.planning.layout import WeightPlace
 from polyneuron.planning.neuron_runs import (
     cache_fields,
     decode_fields,
@@ -32,12 +33,16 @@ if TYPE_CHECKING:
     from polyneuron.planning.step_program import Compiler
 
 
-def add_row_feed_forward(compiler: Compiler, bundles: BundlePlan, layer: int) -> None:
-    """Append a layer's norm and feed-forward ops."""
+def row_readers(compiler: Compiler, bundles: BundlePlan, layer: int) -> list[WeightPlace]:
+    """What reads feed forward's norm: rows, and a predictor there."""
     rows = bundles.rows
     readers = [row_reader(compiler, storage) for storage in (rows.decide_type, rows.up_type)]
-    readers += predictor_readers(compiler, layer, PredictorInput.FFN)
-    compiler.norm(layer, f"blk.{layer}.ffn_norm.weight", readers)
+    return readers + predictor_readers(compiler, layer, PredictorInput.FFN)
+
+
+def add_row_feed_forward(compiler: Compiler, bundles: BundlePlan, layer: int) -> None:
+    """Append a layer's norm and feed-forward ops."""
+    compiler.ffn_norm(layer, row_readers(compiler, bundles, layer))
     add_predictor(compiler, layer, PredictorInput.FFN)
     if compiler.phase is Phase.PREFILL:
         _add_prefill(compiler, bundles, layer)
@@ -77,7 +82,7 @@ def _add_clusters(
 def _add_prefill(compiler: Compiler, bundles: BundlePlan, layer: int) -> None:
     layout, unit = compiler.layout, compiler.dense_unit
     shared = shared_fields(compiler, bundles, layer) | {"unit": unit}
-    source = compiler.source("normed", row_reader(compiler, bundles.rows.decide_type))
+    source = compiler.source(compiler.ffn_input, row_reader(compiler, bundles.rows.decide_type))
     runs = runs_of(compiler, bundles, layer)
     down_bias = compiler.vector(f"blk.{layer}.ffn_down.bias")
     for index, (neurons, load, rows) in enumerate(runs):

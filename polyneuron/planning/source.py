@@ -27,7 +27,7 @@ from polyneuron.io.section_reader import SectionRead
 from polyneuron.io.weight_reader import WeightRead
 from polyneuron.model.architecture import describe
 from polyneuron.model.model_header import read_model_header
-from polyneuron.model.ncf_plan import SPARSE_KINDS, plan_gguf
+from polyneuron.model.ncf_plan import SPARSE_KINDS, has_rows, plan_gguf
 from polyneuron.model.ncf_spec import spec_of
 from polyneuron.model.spec import ModelSpec
 from polyneuron.planning.bundles import BundlePlan, neuron_rows
@@ -67,8 +67,8 @@ class ModelSource:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether neurons of this model are often exactly zero."""
-        return self.spec.feed_forward in SPARSE_KINDS
+        """Whether neurons of this model are often exactly zero, and can be left out."""
+        return self.spec.feed_forward in SPARSE_KINDS and has_rows(self.spec)
 
     def resolve_mode(self, wanted: FeedForwardMode) -> FeedForwardMode:
         """Exact where the file is in bundles, unless told otherwise; ConfigError with the cure."""
@@ -78,6 +78,11 @@ class ModelSource:
             )
         if wanted is FeedForwardMode.THRESHOLD:
             check_boundable(self.spec)
+        if wanted in SPARSE_MODES and not has_rows(self.spec):
+            raise ConfigError(
+                f"--mode {wanted}: neurons of {self.spec.family} are not read one by one; use "
+                "--mode dense"
+            )
         if wanted in SPARSE_MODES and not self.is_sparse:
             raise ConfigError(
                 f"--mode {wanted}: {self.spec.feed_forward.name.lower()} activations are never "
@@ -152,6 +157,11 @@ def check_boundable(spec: ModelSpec) -> None:
         raise ConfigError(
             f"--mode threshold: {spec.feed_forward.name.lower()} activations are often exactly "
             f"zero; use --mode exact, which leaves those out and loses nothing"
+        )
+    if not spec.block.is_profiled:
+        raise ConfigError(
+            f"--mode threshold: layers of {spec.family} are made otherwise than Llama's, and "
+            "bounds are not measured for them; use --mode dense"
         )
 
 

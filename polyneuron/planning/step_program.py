@@ -7,7 +7,7 @@ workers do everything unless a real NPU is there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any
 
@@ -15,11 +15,13 @@ from polyneuron.config import Phase
 from polyneuron.io.ncf_format import round_up
 from polyneuron.io.predictor_file import PredictorFile, PredictorInput
 from polyneuron.kernels.arena import Arena, OpFlag, OpKind, Unit
-from polyneuron.model.spec import ModelSpec
+from polyneuron.model.block import NormKind, Residual
+from polyneuron.model.spec import ModelSpec, TensorMap, tensor_map
 from polyneuron.planning.expert_program import add_expert_feed_forward
 from polyneuron.planning.layout import ArenaLayout, WeightPlace
 from polyneuron.planning.predict_program import add_predictor, predictor_readers
-from polyneuron.planning.row_program import add_row_feed_forward
+from polyneuron.planning.row_program import add_row_feed_forward, row_readers
+from polyneuron.planning.tile_program import add_tile_feed_forward, tile_readers
 
 QUANT_BLOCK = 32
 
@@ -84,6 +86,10 @@ def write_program(arena: Arena, offset: int, ops: list[StepOp]) -> None:
             setattr(record, item.name.rstrip("_"), getattr(op, item.name))
 
 
+Norm = tuple[str | None, str | None]
+"""Names of a norm's weight and bias."""
+
+
 @dataclass(slots=True)
 class Compiler:
     """Builds one program, op after op."""
@@ -94,6 +100,10 @@ class Compiler:
     ops: list[StepOp]
     hot_clusters: int = 0
     """Predicted mode: clusters of each layer that are computed without being predicted."""
+    names: TensorMap = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.names = tensor_map(self.spec)
 
     @property
     def dense_unit(self) -> Unit:
@@ -119,9 +129,9 @@ class Compiler:
     def weight(self, name: str) -> WeightPlace:
         return self.layout.weights[name]
 
-    def vector(self, name: str) -> int:
+    def vector(self, name: str | None) -> int:
         """Offset of a float vector, 0 when the family or the file has none."""
-        place = self.layout.weights.get(name)
+        place = self.layout.weights.get(name) if name else None
         return place.offset if place else 0
 
     def buffer(self, name: str, prefix: str = "out") -> dict[str, Any]:
@@ -149,12 +159,23 @@ class Compiler:
         """Where a matrix reads its input rows."""
         return self.buffer(f"{name}_acts" if place.takes_acts else name, "in")
 
-    def norm(self, layer: int, name: str, readers: list[WeightPlace], flags: int = 0) -> None:
-        values = self.outputs("normed", readers)
+    def norm(
+        self, layer: int, names: Norm, readers: list[WeightPlace], flags: int = 0,
+        out: str = "normed", **values: Any,
+    ) -> None:  # fmt: skip
+        """The stream normed for the matrices that read it."""
+        values |= self.outputs(out, readers)
         values["flags"] |= flags
+        self.add_norm(layer, names, **self.buffer("stream", "in"), **values)
+
+    def add_norm(self, layer: int, names: Norm, flags: int, **values: Any) -> None:
+        """A norm of the family's kind, by its weight and its bias."""
+        weight, bias = names
+        is_centred = self.spec.block.norm is NormKind.LAYER
         self.add(
-            kind=OpKind.NORM, layer=layer, weight=self.vector(name), cols=self.spec.d_model,
-            eps=self.spec.norm_eps, unit=self.dense_unit, **self.buffer("stream", "in"), **values,
+            kind=OpKind.NORM, layer=layer, weight=self.vector(weight), bias=self.vector(bias),
+            cols=self.spec.d_model, eps=self.spec.norm_eps, unit=self.dense_unit,
+            flags=flags | (OpFlag.LAYER_NORM if is_centred else 0), **values,
         )  # fmt: skip
 
     def matmul(self, layer: int, place: WeightPlace, source: str, **values: Any) -> None:
@@ -177,7 +198,7 @@ class Compiler:
         base = self.layout.at("activations.qkv")
         starts = (base, base + sizes[0], base + sizes[0] + sizes[1])
         readers = places + predictor_readers(self, layer, PredictorInput.ATTENTION)
-        self.norm(layer, f"{prefix}attn_norm.weight", readers)
+        self.input_norms(layer, readers)
         add_predictor(self, layer, PredictorInput.ATTENTION)
         stride = self.layout.strides["qkv"]
         if _stacked(places) and not any(biases):
@@ -190,6 +211,16 @@ class Compiler:
                     together=i > 0,
                 )  # fmt: skip
         return starts
+
+    def input_norms(self, layer: int, readers: list[WeightPlace]) -> None:
+        """What attention reads, and feed forward where it does not wait for attention."""
+        names, residual = self.names.layers[layer], self.spec.block.residual
+        if residual is Residual.PARALLEL:
+            readers = readers + self.ffn_readers(layer)
+        self.norm(layer, (names.attn_norm, names.attn_norm_bias), readers)
+        if residual is Residual.PARALLEL_NORMS:
+            second = (names.ffn_norm, names.ffn_norm_bias)
+            self.norm(layer, second, self.ffn_readers(layer), out="fed", together=True)
 
     def attention(self, layer: int) -> None:
         spec, layout, prefix = self.spec, self.layout, f"blk.{layer}."
@@ -204,9 +235,10 @@ class Compiler:
         if spec.is_qk_norm_wide:
             self.wide_norms(layer, (q, k), norms)
             norms = [0, 0]
+        table = "local_rope" if spec.local_rope and spec.block.is_local(layer) else "rope"
         self.add(
             kind=OpKind.ROPE_KV, out=k, out_acts=v, bias=norms[0], up_bias=norms[1],
-            rope=layout.at("fixed.rope"), rotary_dim=spec.rope.rotary_dim,
+            rope=layout.at(f"fixed.{table}"), rotary_dim=spec.rope.rotary_dim,
             rope_layout=int(spec.rope.layout),
             eps=spec.norm_eps, **heads,
         )  # fmt: skip
@@ -215,15 +247,16 @@ class Compiler:
         fused = output.takes_acts and per_unit * spec.head_dim % QUANT_BLOCK == 0
         values = self.outputs("attended", [output]) if fused else self.buffer("attended")
         self.add(
-            kind=OpKind.ATTENTION, heads_per_unit=per_unit, scale=spec.head_dim**-0.5, **heads,
-            **values,
+            kind=OpKind.ATTENTION, heads_per_unit=per_unit, scale=spec.attention_scale,
+            rows=spec.block.window_of(layer), eps=spec.block.attention_cap, **heads, **values,
         )  # fmt: skip
         if output.takes_acts and not fused:
             self.add(
                 kind=OpKind.QUANTIZE, layer=layer, cols=spec.num_heads * spec.head_dim,
                 **self.buffer("attended", "in"), **self.buffer("attended_acts", "out_acts"),
             )  # fmt: skip
-        self.residual(layer, output, "attended", f"{prefix}attn_output.bias")
+        post_norm = self.names.layers[layer].post_attn_norm
+        self.residual(layer, output, "attended", f"{prefix}attn_output.bias", post_norm)
 
     def wide_norms(self, layer: int, places: tuple[int, int], norms: list[int]) -> None:
         """Norms over all heads of q and of k, in their places."""
@@ -236,13 +269,19 @@ class Compiler:
             )  # fmt: skip
 
     def residual(
-        self, layer: int, place: WeightPlace, source: str, bias: str, **values: Any
-    ) -> None:
+        self, layer: int, place: WeightPlace, source: str, bias: str, post_norm: str | None,
+        **values: Any,
+    ) -> None:  # fmt: skip
+        """A product that is added to the stream, normed before where the family does."""
         last = OpFlag.STREAM_LAST if place.stream_index else 0
-        self.matmul(
-            layer, place, source, bias=self.vector(bias), flags=OpFlag.RESIDUAL | last,
-            **self.buffer("stream"), **values,
-        )  # fmt: skip
+        values |= {"bias": self.vector(bias)}
+        if post_norm is None:
+            flags = OpFlag.RESIDUAL | last
+            self.matmul(layer, place, source, flags=flags, **self.buffer("stream"), **values)
+            return
+        self.matmul(layer, place, source, flags=last, **self.buffer("branch"), **values)
+        branch = self.buffer("branch", "in") | self.buffer("stream")
+        self.add_norm(layer, (post_norm, None), OpFlag.RESIDUAL, **branch)
 
     def heads_per_unit(self) -> int:
         """All heads of a KV head together, but single heads where that leaves workers idle."""
@@ -251,55 +290,59 @@ class Compiler:
             return group
         return group if self.spec.num_kv_heads >= 4 * self.layout.config.num_workers else 1
 
+    @property
+    def ffn_input(self) -> str:
+        """The buffer of the rows that feed forward reads."""
+        return "fed" if self.spec.block.residual is Residual.PARALLEL_NORMS else "normed"
+
+    def ffn_readers(self, layer: int) -> list[WeightPlace]:
+        """What reads feed forward's norm, of a model without experts."""
+        bundles = self.layout.bundles
+        return row_readers(self, bundles, layer) if bundles else tile_readers(self, layer)
+
+    def ffn_norm(self, layer: int, readers: list[WeightPlace]) -> None:
+        """Feed forward's norm of the stream, unless it was made beside attention's."""
+        names = self.names.layers[layer]
+        if self.spec.block.residual is Residual.SEQUENTIAL:
+            self.norm(layer, (names.ffn_norm, names.ffn_norm_bias), readers)
+
     def feed_forward(self, layer: int) -> None:
         if self.spec.experts and self.layout.bundles:
             return add_expert_feed_forward(self, self.layout.bundles, layer)
         if self.layout.bundles:
             return add_row_feed_forward(self, self.layout.bundles, layer)
-        return self.tile_feed_forward(layer)
-
-    def tile_feed_forward(self, layer: int) -> None:
-        prefix = f"blk.{layer}."
-        named = [self.layout.weights.get(f"{prefix}ffn_{part}.weight") for part in ("gate", "up")]
-        self.norm(layer, f"{prefix}ffn_norm.weight", [place for place in named if place])
-        self.tile_block(layer)
-
-    def tile_block(
-        self, layer: int, suffix: str = "", hidden: str = "hidden", **values: Any
-    ) -> None:
-        """Gate, up and down of matrices in tiles; `values`: more fields of the down product."""
-        prefix = f"blk.{layer}."
-        up = self.weight(f"{prefix}ffn_up{suffix}.weight")
-        down = self.weight(f"{prefix}ffn_down{suffix}.weight")
-        gate = self.layout.weights.get(f"{prefix}ffn_gate{suffix}.weight")
-        readers = [place for place in (gate, up) if place]
-        if len({place.takes_acts for place in readers}) > 1:
-            raise AssertionError("gate and up of one layer are stored alike")
-        self.add(
-            kind=OpKind.FEED_FORWARD, layer=layer, unit=self.dense_unit, rows=up.rows, cols=up.cols,
-            weight=gate.offset if gate else 0, weight_type=int(gate.storage or 0) if gate else 0,
-            up_weight=up.offset, up_type=int(up.storage or 0), stream_index=up.stream_index,
-            bias=self.vector(f"{prefix}ffn_gate{suffix}.bias"),
-            up_bias=self.vector(f"{prefix}ffn_up{suffix}.bias"),
-            activation=int(self.spec.feed_forward), **self.source("normed", up),
-            **self.outputs(hidden, [down]),
-        )  # fmt: skip
-        self.residual(layer, down, hidden, f"{prefix}ffn_down{suffix}.bias", **values)
+        return add_tile_feed_forward(self, layer)
 
     def compile(self) -> list[StepOp]:
-        embed = self.weight("token_embd.weight")
-        self.add(
-            kind=OpKind.EMBED, weight=embed.offset, weight_type=int(embed.storage or 0),
-            cols=embed.cols, **self.buffer("stream"),
-        )  # fmt: skip
+        self.embed()
         for layer in range(self.spec.num_layers):
             self.attention(layer)
             self.feed_forward(layer)
-        head = self.layout.weights.get("output.weight", embed)
-        last = self.spec.num_layers
-        self.norm(last, "output_norm.weight", [head], flags=OpFlag.LOGIT_ROWS)
-        self.matmul(last, head, "normed", flags=OpFlag.LOGIT_ROWS, **self.buffer("logits"))
+        self.head()
         return self.ops
+
+    def embed(self) -> None:
+        """Token ids to the stream, with learned positions where the family has them."""
+        place, block, positions = self.weight(self.names.token_embd), self.spec.block, None
+        if self.names.positions:
+            positions = self.weight(self.names.positions)
+        self.add(
+            kind=OpKind.EMBED, weight=place.offset, weight_type=int(place.storage or 0),
+            cols=place.cols, scale=block.embedding_scale, rows=block.position_offset,
+            up_weight=positions.offset if positions else 0,
+            up_type=int(positions.storage or 0) if positions else 0, **self.buffer("stream"),
+        )  # fmt: skip
+
+    def head(self) -> None:
+        """The last norm, and the logits of rows that want them."""
+        names, last = self.names, self.spec.num_layers
+        head = self.weight(names.output)
+        norm = (names.output_norm, names.output_norm_bias)
+        self.norm(last, norm, [head], flags=OpFlag.LOGIT_ROWS)
+        self.matmul(
+            last, head, "normed", flags=OpFlag.LOGIT_ROWS, eps=self.spec.block.logit_cap,
+            **self.buffer("logits"),
+        )  # fmt: skip
 
 
 def _stacked(places: list[WeightPlace]) -> bool:

@@ -68,6 +68,11 @@ def check_sparse(path: object, spec: ModelSpec) -> None:
             "neuron is active and there is nothing to profile; give a ReLU, dReLU or ReGLU model, "
             "or --threshold to find bounds under which neurons may count as inactive"
         )
+    if not spec.block.is_profiled:
+        raise ConfigError(
+            f"{path}: layers of {spec.family} are made otherwise than Llama's, and a profile does "
+            "not follow them; run it without one: --mode exact, or dense where it keeps tiles"
+        )
 
 
 def check_finite(path: object, layer: int, what: str, values: F32) -> None:

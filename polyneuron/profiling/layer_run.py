@@ -32,10 +32,10 @@ from polyneuron.io.ncf_format import PAGE_BYTES as FILE_PAGE_BYTES
 from polyneuron.io.ncf_reader import NcfFile
 from polyneuron.io.section_range import SectionRange
 from polyneuron.kernels.arena import SPIN_LIMIT, OpFlag, OpKind, ServeStatus, StepStatus, Unit
-from polyneuron.model.rope import rope_table
 from polyneuron.model.spec import ModelSpec
 from polyneuron.planning.bundles import Residency
 from polyneuron.planning.layout import ArenaLayout, plan_layout
+from polyneuron.planning.rope_tables import write_rope
 from polyneuron.planning.source import ModelSource
 from polyneuron.planning.step_program import Compiler, StepOp, write_program
 
@@ -138,10 +138,8 @@ class LayerRun:
         return len(ops)
 
     def _write_inputs(self) -> None:
-        layout, config, spec = self.layout, self.layout.config, self.spec
-        cos, sin = rope_table(spec.rope, config.num_ctx)
-        shape = (config.num_ctx, spec.rope.rotary_dim)
-        self.arena.view(layout.at("fixed.rope"), shape, np.float32)[:] = np.hstack([cos, sin])
+        layout, config = self.layout, self.layout.config
+        write_rope(self.arena, self.spec, layout)
         for name, values in (
             ("positions", np.arange(config.max_tokens)),
             ("tables", np.arange(layout.num_kv_blocks)),

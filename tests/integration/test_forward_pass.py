@@ -160,7 +160,7 @@ class TestSameBits:
     ) -> None:
         assert bits([run(quantised, prompt, isa_name=name)]) == bits([alone])
 
-    @pytest.mark.parametrize("case", ["llama_biases", "qwen3", "bamboo"])
+    @pytest.mark.parametrize("case", ["llama_biases", "qwen3", "bamboo", "gemma2", "gemma3"])
     def test_float_weights_are_as_exact(self, case: str, prompt: list[int]) -> None:
         """Without quantised activations too: other kernels run there."""
         found = [

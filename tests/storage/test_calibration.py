@@ -112,3 +112,9 @@ def test_text_is_cut_in_sequences() -> None:
 def test_models_without_zeros_are_refused() -> None:
     with pytest.raises(ConfigError, match="silu activations are never exactly zero"):
         check_sparse("a.ncf", TinyModel().spec())
+
+
+def test_other_layers_than_llamas_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"layers of opt are made otherwise .* --mode exact"):
+        check_sparse("a.ncf", TinyModel(family="opt").spec())
+    check_sparse("a.ncf", TinyModel(family="mistral", activation="relu").spec())

@@ -24,7 +24,7 @@ from tests.support.local_engine import LocalEngine
 
 PROMPT = [3, 14, 15, 92, 65, 35, 89]
 NUM_TOKENS = 6
-CASES = ("llama_tied", "qwen2", "bamboo", "llama_relu_no_gate")
+CASES = ("llama_tied", "qwen2", "bamboo", "llama_relu_no_gate", "gemma2", "gemma3")
 
 
 @pytest.fixture(scope="module")

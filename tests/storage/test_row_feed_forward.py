@@ -14,6 +14,7 @@ from polyneuron.io.device_wrappers import Fault, FaultDevice, FaultKind
 from polyneuron.io.ncf_format import Layout
 from polyneuron.io.ncf_reader import read_ncf
 from polyneuron.kernels.quant import StorageType
+from polyneuron.model.block import Residual
 from polyneuron.model.convert import convert
 from polyneuron.planning.bundles import RowsAre
 from polyneuron.planning.source import open_source
@@ -35,6 +36,11 @@ DRELU = drelu_model(5)
 MODELS = sparse_models(5) | {
     "relu": replace(DRELU, family="llama", activation="relu", has_gate=False),
     "drelu_q4_down": DRELU,
+    "falcon": replace(DRELU, family="falcon", num_kv_heads=1, activation="relu", has_gate=False),
+    "falcon_two_norms": replace(
+        DRELU, family="falcon", activation="relu", has_gate=False, residual=Residual.PARALLEL_NORMS
+    ),
+    "opt": replace(DRELU, family="opt", num_kv_heads=4, output_bias=True),
 }
 DOWN = {"drelu_q4_down": StorageType.Q4}
 SHARES = (0.0, 0.1, 0.4, 0.8, 1.0)

@@ -87,9 +87,9 @@ class RecordingModel(ReferenceModel):
         self.seen[layer_id].inputs.append(x)
         return gate, up
 
-    def _attention(self, layer: LayerTensors, x: Floats, cos: Floats, sin: Floats) -> Floats:
+    def _attention(self, layer_id: int, layer: LayerTensors, x: Floats) -> Floats:
         self.seen[self.names.layers.index(layer)].attention_inputs.append(x)
-        return super()._attention(layer, x, cos, sin)
+        return super()._attention(layer_id, layer, x)
 
 
 def activity_of(path: Path, tokens: NDArray[np.integer[Any]]) -> list[Activity]:

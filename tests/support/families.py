@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from polyneuron.model.block import Residual
 from polyneuron.model.spec import RopeScaling
 from tests.support.tiny_gguf import TinyModel
 
@@ -26,7 +27,7 @@ FAMILY_CASES: dict[str, TinyModel] = {
     "llama_biases": replace(_SMALL, seed=3, qkv_bias=True, output_bias=True),
     "llama3_scaling": replace(_SMALL, seed=4, rope_scaling=RopeScaling.LLAMA3),
     "llama_linear_scaling": replace(_SMALL, seed=5, rope_scaling=RopeScaling.LINEAR),
-    "mistral": replace(_SMALL, family="mistral", seed=7, tied_head=False),
+    "mistral": replace(_SMALL, family="mistral", seed=7, tied_head=False, window=0),
     "qwen2": _QWEN2,
     "qwen2_yarn": replace(_QWEN2, seed=8, rope_scaling=RopeScaling.YARN),
     "qwen3": replace(_SMALL, family="qwen3", seed=9, head_dim=16),
@@ -37,8 +38,32 @@ FAMILY_CASES: dict[str, TinyModel] = {
     "olmoe": replace(_MIXTURE, family="olmoe", seed=15),
     "qwen2moe": replace(_MIXTURE, family="qwen2moe", seed=16, shared_d_ff=64),
     "turbosparsemixtral": replace(_MIXTURE, family="turbosparsemixtral", seed=17),
+    "gemma": replace(_SMALL, family="gemma", seed=18, head_dim=16),
+    "gemma2": replace(
+        _SMALL, family="gemma2", seed=19, num_layers=3, attention_cap=2.0, logit_cap=6.0
+    ),
+    "gemma3": replace(_SMALL, family="gemma3", seed=20, num_layers=7, rope_base=1e6),
+    "gemma3_scaling": replace(
+        _SMALL, family="gemma3", seed=21, num_layers=7, rope_scaling=RopeScaling.LINEAR
+    ),
+    "mistral_window": replace(_SMALL, family="mistral", seed=22, window=9),
+    "phi3": replace(_SMALL, family="phi3", seed=23, rotary_dim=6, window=11, tied_head=False),
+    "stablelm": replace(
+        _SMALL, family="stablelm", seed=24, rotary_dim=2, qkv_bias=True, tied_head=False
+    ),
+    "stablelm_parallel": replace(
+        _SMALL, family="stablelm", seed=25, rotary_dim=2, residual=Residual.PARALLEL
+    ),
+    "falcon": replace(_SMALL, family="falcon", seed=26, num_kv_heads=1, tied_head=False),
+    "falcon_two_norms": replace(_SMALL, family="falcon", seed=27, residual=Residual.PARALLEL_NORMS),
+    "opt": replace(_SMALL, family="opt", seed=28, num_kv_heads=4, output_bias=True),
     "llama_relu_no_gate": replace(_SMALL, seed=12, activation="relu", has_gate=False),
 }
+DENSE_CASES = (
+    "gemma", "gemma2", "gemma3", "mistral_window", "phi3", "stablelm", "stablelm_parallel",
+    "falcon", "falcon_two_norms", "opt",
+)  # fmt: skip
+"""Families of other blocks than Llama's, without experts."""
 NUM_TOKENS = 40  # more than one KV block of 32
 
 

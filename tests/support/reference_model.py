@@ -4,6 +4,7 @@ No cache, no tiles, no quantised activations: weights are decoded by the `gguf` 
 arithmetic is in one float type.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from polyneuron.io.gguf_file import check_supported
 from polyneuron.io.model_files import FilesReader
 from polyneuron.kernels.gemv import FeedForwardKind, RopeLayout
 from polyneuron.model.architecture import describe
+from polyneuron.model.block import Residual
 from polyneuron.model.model_header import read_model_header
 from polyneuron.model.rope import rope_frequencies
 from polyneuron.model.spec import LayerTensors, tensor_map, tensor_shapes
 
 Floats = NDArray[Any]
+_erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 class ReferenceModel:
@@ -52,19 +55,45 @@ class ReferenceModel:
 
     def logits(self, token_ids: NDArray[np.integer[Any]]) -> Floats:
         """token_ids (n) -> logits (n, vocab_size), row i after tokens 0..i."""
-        x = self.weights[self.names.token_embd][token_ids]
-        cos, sin = self._rotations(len(token_ids))
-        for layer in self.names.layers:
-            x = x + self._attention(layer, self._norm(x, layer.attn_norm), cos, sin)
-            x = x + self._feed_forward(layer, self._norm(x, layer.ffn_norm))
-        out: Floats = self._norm(x, self.names.output_norm) @ self.weights[self.names.output].T
+        block, names = self.spec.block, self.names
+        x = self.weights[names.token_embd][token_ids]
+        if block.embedding_scale:
+            x = x * np.asarray(block.embedding_scale, self.dtype)
+        if names.positions is not None:
+            first = block.position_offset
+            x = x + self.weights[names.positions][first : first + len(x)]
+        for layer_id, layer in enumerate(names.layers):
+            x = self._layer(layer_id, layer, x)
+        normed = self._norm(x, names.output_norm, names.output_norm_bias)
+        return self._capped(normed @ self.weights[names.output].T, block.logit_cap)
+
+    def _layer(self, layer_id: int, layer: LayerTensors, x: Floats) -> Floats:
+        first = self._norm(x, layer.attn_norm, layer.attn_norm_bias)
+        attended = self._attention(layer_id, layer, first)
+        if layer.post_attn_norm is not None:
+            attended = self._norm(attended, layer.post_attn_norm)
+        second = first
+        if layer.ffn_norm is not None:
+            is_parallel = self.spec.block.residual is Residual.PARALLEL_NORMS
+            source = x if is_parallel else x + attended
+            second = self._norm(source, layer.ffn_norm, layer.ffn_norm_bias)
+        fed = self._feed_forward(layer, second)
+        if layer.post_ffn_norm is not None:
+            fed = self._norm(fed, layer.post_ffn_norm)
+        out: Floats = x + attended + fed
         return out
+
+    def _capped(self, values: Floats, cap: float) -> Floats:
+        capped: Floats = values if not cap else cap * np.tanh(values / cap)
+        return capped.astype(self.dtype)
 
     def gate_and_up(self, layer_id: int, x: Floats) -> tuple[Floats | None, Floats]:
         """Pre-activations (n, d_ff) of one layer's neurons for normed inputs x (n, d_model)."""
         layer = self.names.layers[layer_id]
-        gate = x @ self.weights[layer.ffn_gate].T if layer.ffn_gate is not None else None
-        return gate, x @ self.weights[layer.ffn_up].T
+        gate = None
+        if layer.ffn_gate is not None:
+            gate = self._project(x, layer.ffn_gate, layer.ffn_gate_bias)
+        return gate, self._project(x, layer.ffn_up, layer.ffn_up_bias)
 
     def expert_weights(self, layer: LayerTensors, x: Floats) -> Floats:
         """x (n, d_model) -> (n, num_experts), zero where a token has not chosen an expert."""
@@ -95,18 +124,23 @@ class ReferenceModel:
         share = 1.0 / (1.0 + np.exp(-(x @ self.weights[layer.shared_gate])))
         return out + share[:, None].astype(self.dtype) * shared
 
-    def _rotations(self, num_positions: int) -> tuple[Floats, Floats]:
-        frequencies, magnitude = rope_frequencies(self.spec.rope)
+    def _rotations(self, layer_id: int, num_positions: int) -> tuple[Floats, Floats]:
+        is_local = self.spec.block.is_local(layer_id)
+        rope = (self.spec.local_rope if is_local else None) or self.spec.rope
+        frequencies, magnitude = rope_frequencies(rope)
         angles = np.arange(num_positions)[:, None] * frequencies
         return (
             (np.cos(angles) * magnitude).astype(self.dtype),
             (np.sin(angles) * magnitude).astype(self.dtype),
         )
 
-    def _norm(self, x: Floats, name: str) -> Floats:
+    def _norm(self, x: Floats, name: str | None, bias: str | None = None) -> Floats:
+        assert name is not None
+        if bias is not None:
+            x = x - x.mean(axis=-1, keepdims=True)
         mean_square = np.mean(np.square(x), axis=-1, keepdims=True)
         normed: Floats = x / np.sqrt(mean_square + np.asarray(self.spec.norm_eps, self.dtype))
-        return normed * self.weights[name]
+        return normed * self.weights[name] + (0 if bias is None else self.weights[bias])
 
     def _project(self, x: Floats, weight: str, bias: str | None) -> Floats:
         out: Floats = x @ self.weights[weight].T
@@ -124,8 +158,9 @@ class ReferenceModel:
         out[..., second] = a * sin[:, None] + b * cos[:, None]
         return out
 
-    def _attention(self, layer: LayerTensors, x: Floats, cos: Floats, sin: Floats) -> Floats:
+    def _attention(self, layer_id: int, layer: LayerTensors, x: Floats) -> Floats:
         spec, num_tokens = self.spec, len(x)
+        cos, sin = self._rotations(layer_id, num_tokens)
         q = self._project(x, layer.attn_q, layer.attn_q_bias)
         k = self._project(x, layer.attn_k, layer.attn_k_bias)
         v = self._project(x, layer.attn_v, layer.attn_v_bias)
@@ -142,9 +177,12 @@ class ReferenceModel:
         group = spec.num_heads // spec.num_kv_heads
         k, v = (part.astype(self.cache_dtype).astype(self.dtype) for part in (k, v))
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-        scale = np.asarray(1.0 / np.sqrt(spec.head_dim), self.dtype)
-        scores = np.einsum("qhd,khd->hqk", q, k) * scale
-        scores = np.where(np.tri(num_tokens, dtype=bool), scores, -np.inf)
+        scale = np.asarray(spec.attention_scale, self.dtype)
+        scores = self._capped(np.einsum("qhd,khd->hqk", q, k) * scale, spec.block.attention_cap)
+        seen = np.tri(num_tokens, dtype=bool)
+        if window := spec.block.window_of(layer_id):
+            seen = seen & ~np.tri(num_tokens, k=-window, dtype=bool)
+        scores = np.where(seen, scores, -np.inf)
         shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
         shares /= shares.sum(axis=-1, keepdims=True)
         mixed = np.einsum("hqk,khd->qhd", shares, v).reshape(num_tokens, spec.q_dim)
@@ -154,7 +192,7 @@ class ReferenceModel:
         if self.spec.experts:
             return self._mixture(layer, x)
         gate, up = self.gate_and_up(self.names.layers.index(layer), x)
-        return self._activated(gate, up) @ self.weights[layer.ffn_down].T
+        return self._project(self._activated(gate, up), layer.ffn_down, layer.ffn_down_bias)
 
     def _block(
         self, x: Floats, gate_rows: Floats | None, up_rows: Floats | None, down: Floats | None
@@ -177,5 +215,11 @@ class ReferenceModel:
                 hidden = np.maximum(gate, zero) * np.maximum(up, zero)
             case FeedForwardKind.RELU:
                 hidden = np.maximum(up, zero)
+            case FeedForwardKind.GEGLU:
+                assert gate is not None
+                inner = np.sqrt(2.0 / np.pi) * (gate + 0.044715 * gate**3)
+                hidden = 0.5 * gate * (1.0 + np.tanh(inner)) * up
+            case FeedForwardKind.GELU:
+                hidden = 0.5 * up * (1.0 + _erf(up / np.sqrt(2.0)))
         activated: Floats = hidden.astype(self.dtype)
         return activated

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType
 from numpy.typing import NDArray
 
 from polyneuron.model.architecture import ACTIVATIONS, FAMILIES, Family, Presence
+from polyneuron.model.block import BlockSpec, NormKind, Residual
 from polyneuron.model.spec import (
     ExpertSpec,
     ModelSpec,
@@ -23,6 +24,9 @@ from tests.support.random_blocks import encode
 from tests.support.tiny_tokenizer import TinyVocabulary, bpe_vocabulary
 
 F32 = NDArray[np.float32]
+_QKV = {"attn_qkv": ("attn_q", "attn_k", "attn_v")}
+FUSED = {"phi3": _QKV | {"ffn_up": ("ffn_gate", "ffn_up")}, "falcon": _QKV}
+"""Family -> fused matrix -> its parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,13 @@ class TinyModel:
     rope_scaling: RopeScaling = RopeScaling.NONE
     rope_base: float = 10000.0
     rotary_dim: int | None = None
+    window: int = 12
+    """Of local layers, in families that have them."""
+    residual: Residual | None = None
+    """None: the family's own."""
+    attention_cap: float = 0.0
+    logit_cap: float = 0.0
+    """0: no cap, whatever the family's files have by default."""
     tensor_type: str = "F32"
     """Of the matrices in the layers; vectors are F32 always."""
     embedding_type: str | None = None
@@ -86,6 +97,21 @@ class TinyModel:
             qkv_bias=bias,
             output_bias=self.output_bias,
             tied_head=self.tied_head,
+            block=self._block(family),
+        )
+
+    def _block(self, family: Family) -> BlockSpec:
+        has_window = family.window is not Presence.ABSENT
+        scale = math.sqrt(self.d_model) if family.is_embedding_scaled else 0.0
+        positions = self.context_length + family.block.position_offset
+        return replace(
+            family.block,
+            residual=self.residual or family.block.residual,
+            learned_positions=0 if family.has_rope else positions,
+            window=self.window if has_window else 0,
+            attention_cap=float(np.float32(self.attention_cap)),
+            logit_cap=float(np.float32(self.logit_cap)),
+            embedding_scale=scale,
         )
 
     def _experts(self, family: Family) -> ExpertSpec | None:
@@ -97,6 +123,8 @@ class TinyModel:
         return ExpertSpec(*sizes, family.is_normalised, self.shared_d_ff)
 
     def _rope(self) -> RopeSpec:
+        if not FAMILIES[self.family].has_rope:
+            return RopeSpec(FAMILIES[self.family].rope_layout, 0, 10000.0)
         rotary_dim = self.rotary_dim or self.head_dim
         stretched = self.rope_scaling in (RopeScaling.LINEAR, RopeScaling.YARN)
         return RopeSpec(
@@ -134,7 +162,7 @@ def random_weights(model: TinyModel) -> dict[str, F32]:
     weights: dict[str, F32] = {}
     for name, shape in tensor_shapes(model.spec()).items():
         values = rng.standard_normal(shape)
-        if name.endswith("norm.weight"):
+        if "norm" in name and name.endswith(".weight"):
             values = 1.0 + 0.1 * values
         elif name.endswith(".bias"):
             values = 0.3 * values
@@ -160,9 +188,9 @@ def write_tiny_gguf(
     for key, value in (metadata or {}).items():
         _override(writer, key, value)
     chosen = random_weights(model) if weights is None else weights
-    for name, values in chosen.items():
-        if name not in skip_tensors:
-            _add_tensor(writer, model, name, values)
+    kept = {name: values for name, values in chosen.items() if name not in skip_tensors}
+    for name, values in _fused(model, kept).items():
+        _add_tensor(writer, model, name, values)
     factors = model.spec().rope.frequency_factors
     if factors:
         writer.add_tensor("rope_freqs.weight", np.array(factors, dtype=np.float32))
@@ -173,6 +201,18 @@ def write_tiny_gguf(
     return path
 
 
+def _fused(model: TinyModel, weights: Mapping[str, F32]) -> dict[str, F32]:
+    """As files of the family have them: some matrices one after another in one tensor."""
+    found = dict(weights)
+    for fused, parts in FUSED.get(model.family, {}).items():
+        for layer in range(model.num_layers):
+            names = [f"blk.{layer}.{part}.weight" for part in parts]
+            if all(name in found for name in names):
+                pieces = [found.pop(name) for name in names]
+                found[f"blk.{layer}.{fused}.weight"] = np.concatenate(pieces)
+    return found
+
+
 def _add_keys(writer: GGUFWriter, model: TinyModel) -> None:
     writer.add_name("tiny")
     writer.add_context_length(model.context_length)
@@ -181,7 +221,7 @@ def _add_keys(writer: GGUFWriter, model: TinyModel) -> None:
     writer.add_feed_forward_length(model.d_ff)
     writer.add_head_count(model.num_heads)
     writer.add_head_count_kv(model.num_kv_heads)
-    writer.add_layer_norm_rms_eps(1e-5)
+    _add_block_keys(writer, model)
     writer.add_key_length(model.head_dim)
     writer.add_value_length(model.head_dim)
     writer.add_rope_freq_base(model.rope_base)
@@ -201,6 +241,19 @@ def _add_keys(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_rope_scaling_factor(4.0)
     if model.rope_scaling is RopeScaling.YARN:
         writer.add_rope_scaling_orig_ctx_len(64)
+
+
+def _add_block_keys(writer: GGUFWriter, model: TinyModel) -> None:
+    family, block = FAMILIES[model.family], model.spec().block
+    if block.norm is NormKind.LAYER:
+        writer.add_layer_norm_eps(1e-5)
+    else:
+        writer.add_layer_norm_rms_eps(1e-5)
+    if family.window is not Presence.ABSENT:
+        writer.add_sliding_window(block.window)
+    if family.is_capped:
+        writer.add_attn_logit_softcapping(block.attention_cap)
+        writer.add_final_logit_softcapping(block.logit_cap)
 
 
 def _override(writer: GGUFWriter, key: str, value: Any) -> None:

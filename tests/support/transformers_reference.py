@@ -6,6 +6,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -26,10 +32,14 @@ from transformers import (
 
 from polyneuron.kernels.gemv import FeedForwardKind, RopeLayout
 from polyneuron.model.spec import LayerTensors, ModelSpec, RopeScaling, tensor_map
+from tests.support.transformers_others import OTHER_CLASSES, other_config, other_state
 
 Weights = dict[str, NDArray[Any]]
 
 _CLASSES: dict[str, tuple[Any, Any]] = {
+    "gemma": (GemmaConfig, GemmaForCausalLM),
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "bamboo": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
@@ -40,6 +50,8 @@ _CLASSES: dict[str, tuple[Any, Any]] = {
     "qwen3moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
     "turbosparsemixtral": (MixtralConfig, MixtralForCausalLM),
 }
+RELU_KINDS = (FeedForwardKind.DRELU, FeedForwardKind.RELU)
+_CLASSES |= OTHER_CLASSES
 _MIXTRAL = (MixtralConfig, MixtralForCausalLM)
 
 
@@ -90,7 +102,7 @@ def transformers_logits(
     if spec.experts and spec.feed_forward is FeedForwardKind.DRELU:
         for layer in model.model.layers:
             layer.mlp.experts = _DreluExperts(spec)
-    elif spec.feed_forward in (FeedForwardKind.DRELU, FeedForwardKind.RELU):
+    elif spec.feed_forward in RELU_KINDS and spec.family not in OTHER_CLASSES:
         for layer in model.model.layers:
             layer.mlp = _ReluFeedForward(spec)
     model.load_state_dict(_state(spec, weights), strict=True)
@@ -102,7 +114,7 @@ def transformers_logits(
 
 
 def _config(spec: ModelSpec) -> dict[str, Any]:
-    relu = spec.feed_forward is not FeedForwardKind.SILU
+    relu = spec.feed_forward is not FeedForwardKind.SILU  # what else there is, families set
     config: dict[str, Any] = {
         "vocab_size": spec.vocab_size,
         "hidden_size": spec.d_model,
@@ -131,8 +143,37 @@ def _config(spec: ModelSpec) -> dict[str, Any]:
     if spec.family in ("llama", "bamboo") and not spec.experts:
         config["attention_bias"] = spec.qkv_bias
     if spec.family == "mistral":
-        config["sliding_window"] = None
+        config["sliding_window"] = spec.block.window or None
+    if spec.family in OTHER_CLASSES:
+        config |= other_config(spec)
+    if spec.family == "falcon":
+        del config["head_dim"]  # there it follows from the others
+    if spec.family.startswith("gemma"):
+        config |= _gemma_config(spec)
     return config
+
+
+def _gemma_config(spec: ModelSpec) -> dict[str, Any]:
+    block = spec.block
+    config: dict[str, Any] = {
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+    }
+    if not block.has_post_norms:
+        return config
+    kinds = {True: "sliding_attention", False: "full_attention"}
+    if spec.local_rope:
+        config["rope_parameters"] = {
+            "full_attention": _rope_parameters(spec),
+            "sliding_attention": {"rope_type": "default", "rope_theta": spec.local_rope.base},
+        }
+    return config | {
+        "query_pre_attn_scalar": round(spec.attention_scale**-2),
+        "sliding_window": block.window,
+        "layer_types": [kinds[block.is_local(i)] for i in range(spec.num_layers)],
+        "attn_logit_softcapping": block.attention_cap or None,
+        "final_logit_softcapping": block.logit_cap or None,
+    }
 
 
 def _rope_parameters(spec: ModelSpec) -> dict[str, Any]:
@@ -150,6 +191,8 @@ def _rope_parameters(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _state(spec: ModelSpec, weights: Weights) -> dict[str, torch.Tensor]:
+    if spec.family in OTHER_CLASSES:
+        return _tensors(other_state(spec, weights))
     names = tensor_map(spec)
     state = {
         "model.embed_tokens.weight": weights[names.token_embd],
@@ -157,7 +200,7 @@ def _state(spec: ModelSpec, weights: Weights) -> dict[str, torch.Tensor]:
         "lm_head.weight": weights[names.output],
     }
     for layer_id, layer in enumerate(names.layers):
-        for role, name in _layer_names(layer).items():
+        for role, name in _layer_names(spec, layer).items():
             if name is None:
                 continue
             values = weights[name]
@@ -172,11 +215,24 @@ def _state(spec: ModelSpec, weights: Weights) -> dict[str, torch.Tensor]:
             experts = f"model.layers.{layer_id}.mlp.experts."
             state[experts + "gate_up_proj"] = np.concatenate(halves, axis=1)
             state[experts + "down_proj"] = weights[layer.ffn_down]
+    if spec.family.startswith("gemma"):  # there a norm's weight is one less
+        state |= {key: value - 1.0 for key, value in state.items() if "norm" in key}
+    return _tensors(state)
+
+
+def _tensors(state: Weights) -> dict[str, torch.Tensor]:
     return {key: torch.tensor(np.ascontiguousarray(value)) for key, value in state.items()}
 
 
-def _layer_names(layer: LayerTensors) -> dict[str, str | None]:
+def _layer_names(spec: ModelSpec, layer: LayerTensors) -> dict[str, str | None]:
     is_dense = layer.router is None
+    norms = {"post_attention_layernorm.weight": layer.ffn_norm}
+    if spec.block.has_post_norms:
+        norms = {
+            "post_attention_layernorm.weight": layer.post_attn_norm,
+            "pre_feedforward_layernorm.weight": layer.ffn_norm,
+            "post_feedforward_layernorm.weight": layer.post_ffn_norm,
+        }
     feed_forward = {
         "mlp.gate_proj.weight": layer.ffn_gate,
         "mlp.up_proj.weight": layer.ffn_up,
@@ -189,20 +245,23 @@ def _layer_names(layer: LayerTensors) -> dict[str, str | None]:
         "mlp.shared_expert.down_proj.weight": layer.shared_ffn_down,
         "mlp.shared_expert_gate.weight": layer.shared_gate,
     }
-    return (feed_forward if is_dense else experts) | {
-        "input_layernorm.weight": layer.attn_norm,
-        "post_attention_layernorm.weight": layer.ffn_norm,
-        "self_attn.q_proj.weight": layer.attn_q,
-        "self_attn.k_proj.weight": layer.attn_k,
-        "self_attn.v_proj.weight": layer.attn_v,
-        "self_attn.o_proj.weight": layer.attn_output,
-        "self_attn.q_proj.bias": layer.attn_q_bias,
-        "self_attn.k_proj.bias": layer.attn_k_bias,
-        "self_attn.v_proj.bias": layer.attn_v_bias,
-        "self_attn.o_proj.bias": layer.attn_output_bias,
-        "self_attn.q_norm.weight": layer.attn_q_norm,
-        "self_attn.k_norm.weight": layer.attn_k_norm,
-    }
+    return (
+        (feed_forward if is_dense else experts)
+        | norms
+        | {
+            "input_layernorm.weight": layer.attn_norm,
+            "self_attn.q_proj.weight": layer.attn_q,
+            "self_attn.k_proj.weight": layer.attn_k,
+            "self_attn.v_proj.weight": layer.attn_v,
+            "self_attn.o_proj.weight": layer.attn_output,
+            "self_attn.q_proj.bias": layer.attn_q_bias,
+            "self_attn.k_proj.bias": layer.attn_k_bias,
+            "self_attn.v_proj.bias": layer.attn_v_bias,
+            "self_attn.o_proj.bias": layer.attn_output_bias,
+            "self_attn.q_norm.weight": layer.attn_q_norm,
+            "self_attn.k_norm.weight": layer.attn_k_norm,
+        }
+    )
 
 
 def _to_halves(spec: ModelSpec, values: NDArray[Any], num_heads: int) -> NDArray[Any]:

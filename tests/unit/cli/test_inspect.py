@@ -46,6 +46,16 @@ def test_table_shows_every_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "cannot be run" not in out
 
 
+def test_departures_from_llama_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", TinyModel(family="gemma2", logit_cap=30.0))
+    inspect(str(path), as_json=False)
+    told = "has_post_norms True, window 12, window_period 2, logit_cap 30, embedding_scale 8"
+    assert told in capsys.readouterr().out
+    inspect(str(path), as_json=True)
+    block = json.loads(capsys.readouterr().out)["hyper_parameters"]["block"]
+    assert (block["window"], block["residual"]) == (12, "sequential")
+
+
 def test_unsupported_type_is_listed_all_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

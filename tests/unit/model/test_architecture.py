@@ -52,9 +52,51 @@ class TestGoodFiles:
         assert spec.feed_forward is FeedForwardKind.REGLU
 
     def test_window_as_long_as_the_context_is_no_window(self, tmp_path: Path) -> None:
-        model = TinyModel(family="mistral")
-        metadata = {"mistral.attention.sliding_window": 256}
+        model = TinyModel(family="llama")
+        metadata = {"llama.attention.sliding_window": 256}
         assert describe_file(tmp_path, model, metadata=metadata) == model.spec()
+
+    def test_file_without_a_window_has_global_layers(self, tmp_path: Path) -> None:
+        metadata: dict[str, Any] = {"gemma3.attention.sliding_window": None}
+        block = describe_file(tmp_path, TinyModel(family="gemma3"), metadata=metadata).block
+        assert (block.window, block.local_rope_base) == (0, 0.0)
+        assert block.window_of(0) == 0
+
+    def test_gemma2_has_defaults(self, tmp_path: Path) -> None:
+        keys = ("attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
+        metadata: dict[str, Any] = {f"gemma2.{key}": None for key in keys}
+        block = describe_file(tmp_path, TinyModel(family="gemma2"), metadata=metadata).block
+        assert (block.window, block.attention_cap, block.logit_cap) == (4096, 50.0, 30.0)
+
+    @pytest.mark.parametrize(
+        ("family", "pattern"), [("gemma2", 2), ("gemma3", [True] * 5 + [False])]
+    )
+    def test_pattern_of_windows_may_be_told(
+        self, tmp_path: Path, family: str, pattern: object
+    ) -> None:
+        model = TinyModel(family=family, num_layers=6)
+        metadata = {f"{family}.attention.sliding_window_pattern": pattern}
+        assert describe_file(tmp_path, model, metadata=metadata) == model.spec()
+        assert [model.spec().block.window_of(i) for i in range(6)].count(0) == 6 // (
+            model.spec().block.window_period
+        )
+
+    def test_27b_scores_are_those_of_narrower_heads(self, tmp_path: Path) -> None:
+        """Which only its number of layers tells."""
+        wide = {"num_heads": 2, "num_kv_heads": 2, "head_dim": 16, "d_model": 64, "d_ff": 32}
+        model = TinyModel(family="gemma2", num_layers=46, **wide)
+        assert describe_file(tmp_path, model).attention_scale == (64 / 2) ** -0.5
+        assert replace(model, num_layers=45).spec().attention_scale == 16**-0.5
+
+    def test_stablelm_key_of_parallel_residual_says_nothing(self, tmp_path: Path) -> None:
+        model = TinyModel(family="stablelm")
+        metadata = {"stablelm.use_parallel_residual": True}
+        assert describe_file(tmp_path, model, metadata=metadata) == model.spec()
+
+    def test_relu_falcon_is_told_by_its_threshold(self, tmp_path: Path) -> None:
+        model = TinyModel(family="falcon", num_kv_heads=1)
+        spec = describe_file(tmp_path, model, metadata={"powerinfer.sparse_threshold": 0.0})
+        assert spec.feed_forward is FeedForwardKind.RELU
 
     def test_tensor_map_names_every_role(self) -> None:
         spec = TinyModel(family="qwen3").spec()
@@ -165,12 +207,33 @@ class TestRefusals:
             ({"llama.attention.sliding_window": [0, 64]}, "sliding-window"),
             ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "positive number"),
             ({"llama.feed_forward_activation": 3}, "a string is expected"),
+            ({"llama.attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+            ({"llama.final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+            ({"llama.use_parallel_residual": True}, "use_parallel_residual"),
         ],
     )
     def test_refusal_names_the_reason(
         self, tmp_path: Path, metadata: dict[str, Any], expected: str
     ) -> None:
         assert expected in refusal(tmp_path, metadata=metadata)
+
+    def test_other_pattern_of_windows_is_refused(self, tmp_path: Path) -> None:
+        model, key = TinyModel(family="gemma3"), "gemma3.attention.sliding_window_pattern"
+        assert f"{key} = '5' is not" in refusal(tmp_path, model, metadata={key: 5})
+        assert f"{key} differs" in refusal(tmp_path, model, metadata={key: [True, False]})
+
+    def test_too_few_learned_positions_are_named(self, tmp_path: Path) -> None:
+        model = TinyModel(family="opt")
+        weights = random_weights(model)
+        weights["position_embd.weight"] = weights["position_embd.weight"][:256]
+        message = refusal(tmp_path, model, weights=weights)
+        assert "has 256 rows; 256 positions need 258" in message
+
+    def test_sequential_falcon_is_refused(self, tmp_path: Path) -> None:
+        """Those have no rotation but slopes of distance, which no key of their files says."""
+        model = TinyModel(family="falcon")
+        weights = random_weights(model) | {"blk.0.ffn_norm.weight": np.ones(64, np.float32)}
+        assert "'blk.0.ffn_norm.weight'" in refusal(tmp_path, model, weights=weights)
 
     def test_yarn_refuses_what_it_would_ignore(self, tmp_path: Path) -> None:
         model = TinyModel(rope_scaling=RopeScaling.YARN)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from polyneuron.io.gguf_file import read_header
 from polyneuron.kernels.gemv import FeedForwardKind, RopeLayout
 from polyneuron.model.architecture import describe
+from polyneuron.model.block import Residual
 from polyneuron.model.spec import ModelSpec, RopeScaling
 from tests.support.families import FAMILY_CASES, gguf_path, golden_path
 from tests.support.reference_model import ReferenceModel
@@ -69,6 +71,8 @@ def _shares(spec: ModelSpec) -> ModelSpec:
         ("mixtral", _shares),
         ("qwen2moe", _normalised),
         ("turbosparsemixtral", _silu),
+        ("gemma", _silu),
+        ("gemma3_scaling", _no_scaling),
     ],
 )
 def test_goldens_tell_variants_apart(case: str, change: object) -> None:
@@ -76,6 +80,32 @@ def test_goldens_tell_variants_apart(case: str, change: object) -> None:
     assert callable(change)
     model = ReferenceModel(gguf_path(case))
     model.spec = change(model.spec)
+    assert deviation(model, case) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("case", "field", "value"),
+    [
+        ("gemma", "embedding_scale", 0.0),
+        ("gemma2", "window", 0),
+        ("gemma2", "window", 13),
+        ("gemma2", "window_period", 3),
+        ("gemma2", "attention_cap", 0.0),
+        ("gemma2", "logit_cap", 0.0),
+        ("gemma2", "attention_scale", 0.25),
+        ("gemma3", "local_rope_base", 0.0),
+        ("gemma3", "window_period", 0),
+        ("mistral_window", "window", 10),
+        ("phi3", "window", 0),
+        ("falcon_two_norms", "residual", Residual.SEQUENTIAL),
+        ("opt", "position_offset", 1),
+    ],
+)
+def test_goldens_tell_departures_apart(case: str, field: str, value: object) -> None:
+    """As above, of what a family does otherwise than Llama."""
+    model = ReferenceModel(gguf_path(case))
+    changes: dict[str, Any] = {field: value}
+    model.spec = replace(model.spec, block=replace(model.spec.block, **changes))
     assert deviation(model, case) > 100 * TOLERANCE
 
 

@@ -75,7 +75,8 @@ def written(layout: ArenaLayout, op: StepOp) -> list[Span]:
         case _:
             return written_of_experts(layout, op)
     spans = []
-    if op.flags & OpFlag.WRITE_F32 or op.kind is OpKind.ATTENTION:
+    is_added = op.kind is OpKind.NORM and op.flags & OpFlag.RESIDUAL
+    if op.flags & OpFlag.WRITE_F32 or op.kind is OpKind.ATTENTION or is_added:
         spans.append(span(op.out, op.out_stride, rows, 4 * width))
     if op.flags & OpFlag.WRITE_ACTS:
         spans.append(span(op.out_acts, op.out_acts_stride, rows, width // 32 * 40))

@@ -1,0 +1,191 @@
+"""What `transformers` asks of families whose tensors or settings it names otherwise than Llama's.
+
+Needs torch and transformers.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import (
+    FalconConfig,
+    FalconForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
+)
+
+from polyneuron.kernels.gemv import FeedForwardKind
+from polyneuron.model.block import Residual
+from polyneuron.model.spec import LayerTensors, ModelSpec, TensorMap, tensor_map
+
+Weights = dict[str, NDArray[Any]]
+
+OTHER_CLASSES: dict[str, tuple[Any, Any]] = {
+    "phi3": (Phi3Config, Phi3ForCausalLM),
+    "stablelm": (StableLmConfig, StableLmForCausalLM),
+    "falcon": (FalconConfig, FalconForCausalLM),
+    "opt": (OPTConfig, OPTForCausalLM),
+}
+
+
+def other_config(spec: ModelSpec) -> dict[str, Any]:
+    """Settings beside those that are as Llama's."""
+    block = spec.block
+    share = spec.rope.rotary_dim / spec.head_dim
+    rope = {"rope_type": "default", "rope_theta": spec.rope.base, "partial_rotary_factor": share}
+    match spec.family:
+        case "phi3":
+            ids = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)
+            return {"rope_parameters": rope, "sliding_window": block.window or None, **ids}
+        case "stablelm":
+            return {
+                "rope_parameters": rope,
+                "layer_norm_eps": spec.norm_eps,
+                "use_qkv_bias": spec.qkv_bias,
+                "use_parallel_residual": block.residual is Residual.PARALLEL,
+            }
+        case "falcon":
+            is_new = block.residual is Residual.PARALLEL_NORMS
+            return {
+                "num_kv_heads": spec.num_kv_heads,
+                "ffn_hidden_size": spec.d_ff,
+                "layer_norm_epsilon": spec.norm_eps,
+                "new_decoder_architecture": is_new,
+                "multi_query": not is_new,
+                "activation": "relu" if spec.feed_forward is FeedForwardKind.RELU else "gelu",
+            }
+        case _:
+            return {"ffn_dim": spec.d_ff}
+
+
+def other_state(spec: ModelSpec, weights: Weights) -> Weights:
+    """The weights by the names that the family's class has for them."""
+    names = tensor_map(spec)
+    make = {"phi3": _phi3, "stablelm": _stablelm, "falcon": _falcon, "opt": _opt}[spec.family]
+    return make(spec, names, weights)
+
+
+def _named(prefix: str, weights: Weights, roles: dict[str, str | None]) -> Weights:
+    return {f"{prefix}{role}": weights[name] for role, name in roles.items() if name is not None}
+
+
+def _as_llama(names: TensorMap, weights: Weights) -> Weights:
+    roles = {
+        "model.embed_tokens.weight": names.token_embd,
+        "model.norm.weight": names.output_norm,
+        "model.norm.bias": names.output_norm_bias,
+        "lm_head.weight": names.output,
+    }
+    return _named("", weights, roles)
+
+
+def _phi3(spec: ModelSpec, names: TensorMap, weights: Weights) -> Weights:
+    state = _as_llama(names, weights)
+    for i, layer in enumerate(names.layers):
+        prefix = f"model.layers.{i}."
+        assert layer.ffn_gate is not None
+        qkv = [weights[name] for name in (layer.attn_q, layer.attn_k, layer.attn_v)]
+        halves = [weights[layer.ffn_gate], weights[layer.ffn_up]]
+        state[f"{prefix}self_attn.qkv_proj.weight"] = np.concatenate(qkv)
+        state[f"{prefix}mlp.gate_up_proj.weight"] = np.concatenate(halves)
+        roles: dict[str, str | None] = {
+            "self_attn.o_proj.weight": layer.attn_output,
+            "mlp.down_proj.weight": layer.ffn_down,
+            "input_layernorm.weight": layer.attn_norm,
+            "post_attention_layernorm.weight": layer.ffn_norm,
+        }
+        state |= _named(prefix, weights, roles)
+    return state
+
+
+def _stablelm(spec: ModelSpec, names: TensorMap, weights: Weights) -> Weights:
+    state = _as_llama(names, weights)
+    for i, layer in enumerate(names.layers):
+        roles: dict[str, str | None] = {
+            **_projections("self_attn.", "o_proj", layer),
+            "mlp.gate_proj.weight": layer.ffn_gate,
+            "mlp.up_proj.weight": layer.ffn_up,
+            "mlp.down_proj.weight": layer.ffn_down,
+            "input_layernorm.weight": layer.attn_norm,
+            "input_layernorm.bias": layer.attn_norm_bias,
+            "post_attention_layernorm.weight": layer.ffn_norm,
+            "post_attention_layernorm.bias": layer.ffn_norm_bias,
+        }
+        state |= _named(f"model.layers.{i}.", weights, roles)
+    return state
+
+
+def _projections(prefix: str, output: str, layer: LayerTensors) -> dict[str, str | None]:
+    return {
+        f"{prefix}q_proj.weight": layer.attn_q,
+        f"{prefix}k_proj.weight": layer.attn_k,
+        f"{prefix}v_proj.weight": layer.attn_v,
+        f"{prefix}{output}.weight": layer.attn_output,
+        f"{prefix}q_proj.bias": layer.attn_q_bias,
+        f"{prefix}k_proj.bias": layer.attn_k_bias,
+        f"{prefix}v_proj.bias": layer.attn_v_bias,
+        f"{prefix}{output}.bias": layer.attn_output_bias,
+    }
+
+
+def _falcon(spec: ModelSpec, names: TensorMap, weights: Weights) -> Weights:
+    roles: dict[str, str | None] = {
+        "transformer.word_embeddings.weight": names.token_embd,
+        "transformer.ln_f.weight": names.output_norm,
+        "transformer.ln_f.bias": names.output_norm_bias,
+        "lm_head.weight": names.output,
+    }
+    state = _named("", weights, roles)
+    for i, layer in enumerate(names.layers):
+        attn_norm, ffn_norm = "input_layernorm", ""
+        if layer.ffn_norm is not None:
+            attn_norm, ffn_norm = "ln_attn", "ln_mlp"
+        roles = {
+            "self_attention.dense.weight": layer.attn_output,
+            "mlp.dense_h_to_4h.weight": layer.ffn_up,
+            "mlp.dense_4h_to_h.weight": layer.ffn_down,
+            f"{attn_norm}.weight": layer.attn_norm,
+            f"{attn_norm}.bias": layer.attn_norm_bias,
+            f"{ffn_norm}.weight": layer.ffn_norm,
+            f"{ffn_norm}.bias": layer.ffn_norm_bias,
+        }
+        prefix = f"transformer.h.{i}."
+        state |= _named(prefix, weights, roles)
+        parts = [weights[name] for name in (layer.attn_q, layer.attn_k, layer.attn_v)]
+        state[f"{prefix}self_attention.query_key_value.weight"] = _by_groups(spec, parts)
+    return state
+
+
+def _by_groups(spec: ModelSpec, parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """Rows as Falcon has them: the query heads of a KV head, its key, its value, group by group."""
+    groups = [part.reshape(spec.num_kv_heads, -1, spec.d_model) for part in parts]
+    return np.concatenate(groups, axis=1).reshape(-1, spec.d_model)
+
+
+def _opt(spec: ModelSpec, names: TensorMap, weights: Weights) -> Weights:
+    roles: dict[str, str | None] = {
+        "model.decoder.embed_tokens.weight": names.token_embd,
+        "model.decoder.embed_positions.weight": names.positions,
+        "model.decoder.final_layer_norm.weight": names.output_norm,
+        "model.decoder.final_layer_norm.bias": names.output_norm_bias,
+        "lm_head.weight": names.output,
+    }
+    state = _named("", weights, roles)
+    for i, layer in enumerate(names.layers):
+        roles = {
+            **_projections("self_attn.", "out_proj", layer),
+            "fc1.weight": layer.ffn_up,
+            "fc1.bias": layer.ffn_up_bias,
+            "fc2.weight": layer.ffn_down,
+            "fc2.bias": layer.ffn_down_bias,
+            "self_attn_layer_norm.weight": layer.attn_norm,
+            "self_attn_layer_norm.bias": layer.attn_norm_bias,
+            "final_layer_norm.weight": layer.ffn_norm,
+            "final_layer_norm.bias": layer.ffn_norm_bias,
+        }
+        state |= _named(f"model.decoder.layers.{i}.", weights, roles)
+    return state
