@@ -48,8 +48,8 @@ def choose_layout(spec: ModelSpec, wanted: Layout | None = None) -> Layout:
     is_sparse = spec.feed_forward in SPARSE_KINDS or spec.experts is not None
     if wanted is Layout.BUNDLES and not has_rows(spec):
         raise ConfigError(
-            f"--layout bundles: {spec.family} norms what feed forward gives before it is added, and "
-            "neurons are added one by one; use --layout tiles"
+            f"--layout bundles: {spec.family} norms what feed forward gives before it is added, "
+            "and neurons are added one by one; use --layout tiles"
         )
     if wanted is Layout.TILES and spec.experts:
         raise ConfigError("--layout tiles: experts are read one by one; use --layout bundles")
