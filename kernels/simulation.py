@@ -234,6 +234,31 @@ class StepSimulation:
         """A layer's attention, which grows with the context."""
         self._c.costs.attention_ns = attention_ns
 
+    def play_recorded(self, bits: NDArray[np.uint64], task_neurons: int = 0) -> None:
+        """Neurons as recorded from now on, instead of drawn: (layers, tokens, words).
+
+        Every sequence is at the first token; `task_neurons` are looked up together, 0: a layer's
+        all at once. Of a model without experts, of these very sizes.
+        """
+        layers, tokens, words = bits.shape
+        wanted = (self.num_units, self._c.law.num_neurons // WORD_NEURONS)
+        if self._c.experts.num_experts != 1 or (layers, words) != wanted or not tokens:
+            raise ValueError(f"a recording {bits.shape}: layers and words must be {wanted}")
+        whole = np.ascontiguousarray(bits, "<u8")
+        self._c.recorded = self._keep("recorded", whole, "uint64_t *")
+        self._c.num_recorded, self._c.task_neurons = tokens, task_neurons
+        places = np.zeros(len(self._kept["bits"]), np.uint32)
+        self._c.next_recorded = self._keep("next_recorded", places)
+
+    def go_to_recorded(self, sequence: int, token: int) -> None:
+        """The recorded token that a sequence comes to in its next step; over the end it goes on
+        at the beginning."""
+        self._kept["next_recorded"][sequence] = token % self._c.num_recorded
+
+    def next_recorded(self, sequence: int) -> int:
+        """The recorded token that a sequence comes to in its next step."""
+        return int(self._kept["next_recorded"][sequence])
+
     def begin(self, sequence: int) -> None:
         """A sequence's neurons, as its first token needs them."""
         lib.simulation_begin(self._c, sequence)

@@ -11,7 +11,7 @@ FIGURES = (
     "decode_tok_s", "prefill_tok_s", "ttft_ms", "token_ms_mean", "token_ms_p50", "token_ms_p90",
     "token_ms_p99", "hit_rate", "miss_rate", "miss_rate_p99", "io_share", "bytes_per_token",
     "reads_per_token", "peak_memory_bytes", "tokens", "requests_finished", "requests_failed",
-    "restarts", "tokens_equal",
+    "restarts", "tokens_equal", "recording_rounds",
 )  # fmt: skip
 """Every figure a player may report; what it could not measure it leaves out."""
 BOUNDS = ("min", "max", "equals", "near")

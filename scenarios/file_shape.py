@@ -14,6 +14,7 @@ from polyneuron.scenarios.device_model import DeviceModel
 from polyneuron.scenarios.engine_plan import EnginePlan
 from polyneuron.scenarios.model_file import model_path
 from polyneuron.scenarios.model_shape import ModelShape
+from polyneuron.scenarios.recording import stated_activity
 from polyneuron.scenarios.replay_model import POLICIES
 from polyneuron.scenarios.script import Script
 
@@ -25,7 +26,7 @@ def modelled(script: Script, device: DeviceModel) -> tuple[ModelShape, EnginePla
     """
     path, where = model_path(script), script.where("model")
     if path is None:
-        return ModelShape.from_table(script.model, where, script.activity), None
+        return ModelShape.from_table(script.model, where, stated_activity(script)), None
     if device.profile is not None and script.engine.policy in POLICIES:
         own = EnginePlan.of_script(script, path, device.profile)
         is_predicted = own.mode is FeedForwardMode.PREDICTED

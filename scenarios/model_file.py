@@ -6,6 +6,7 @@ from pathlib import Path
 
 from polyneuron.errors import ConfigError
 from polyneuron.model.locate import PACKAGED_MODELS, locate_model
+from polyneuron.scenarios.recorded_activity import KEY
 from polyneuron.scenarios.script import Script
 
 BESIDE_FILE = ("file", "about", "source")
@@ -25,7 +26,7 @@ def model_path(script: Script) -> Path | None:
         raise ConfigError(f"{where}.file is {name!r}: give a text")
     for key in [*sorted(set(script.model) - set(BESIDE_FILE))]:
         raise ConfigError(f"{where}.{key}: the file that file names has its own; leave one out")
-    for key in script.activity:
+    for key in sorted(script.activity.keys() - {KEY}):
         raise ConfigError(
             f"{script.where('activity')}.{key}: it was counted of the file that model.file names; "
             f"leave one out"

@@ -9,6 +9,7 @@ from typing import Any, Self
 from polyneuron.errors import ConfigError
 from polyneuron.scenarios.activity import Activity
 from polyneuron.scenarios.counted_activity import CountedActivity
+from polyneuron.scenarios.recorded_activity import RecordedActivity
 from polyneuron.scenarios.script_table import ScriptTable
 from polyneuron.sizes import parse_size
 from polyneuron.synth.shapes import SHAPES, shape_spec
@@ -62,7 +63,7 @@ class ModelShape:
     """Whatever else stays: scales that are not in the bundles, buffers."""
     kv_token: int
     """Keys and values of one token, all layers."""
-    activity: Activity | CountedActivity
+    activity: Activity | CountedActivity | RecordedActivity
 
     @property
     def units(self) -> int:

@@ -28,6 +28,7 @@ from polyneuron.scenarios.memory_plan import (
     plan_memory,
 )
 from polyneuron.scenarios.model_shape import ModelShape
+from polyneuron.scenarios.recorded_activity import RecordedActivity, RecordedReading
 from polyneuron.scenarios.step_costs import TRAITS, Conditions, PolicyTraits, StepCosts
 
 CLUSTER_NEURONS = 512
@@ -83,6 +84,7 @@ class SimulatedEngine:
         self._place = np.arange(_padded(shape.neurons), dtype=np.uint32)
         self._most = self._most_slots(max_memory, max_share)
         self._is_warm = False
+        self._reading: RecordedReading | None = None
         self._steps = self._make_steps(seed) if self.traits.is_sparse else None
         is_mapped = not (self.traits.is_sparse or own)
         self._mapped = MappedFile(shape, self.plan.page_bytes, self._rng) if is_mapped else None
@@ -117,11 +119,16 @@ class SimulatedEngine:
 
     def _make_steps(self, seed: int) -> StepSimulation:
         kind = CacheKind.ALL if self.plan.is_resident else self.traits.cache
-        return StepSimulation(
+        steps = StepSimulation(
             self._laws(), num_layers=self._num_layers, cluster_neurons=self.cluster_neurons,
             max_sequences=self.settings.max_sequences, cache_kind=kind, num_slots=self._most,
             seed=seed, max_records=MAX_RECORDS,
         )  # fmt: skip
+        activity = self.shape.activity
+        if isinstance(activity, RecordedActivity):
+            layers = self.own.cached_layers if self.own else None
+            self._reading = activity.played_by(steps, self.settings.max_sequences, layers)
+        return steps
 
     def change_memory(self, memory_bytes: int, ffn_resident: float | None) -> MemoryPlan:
         """Another budget from now on; ConfigError when it is too small."""
@@ -271,10 +278,17 @@ class SimulatedEngine:
 
     # ---- steps
 
-    def begin(self, slot: int) -> None:
-        """A sequence begins."""
+    def begin(self, slot: int, prompt_tokens: int) -> None:
+        """A sequence begins; its prompt is computed in other steps."""
         if self._steps is not None:
             self._steps.begin(slot)
+        if self._reading is not None:
+            self._reading.pass_over(slot, prompt_tokens)
+
+    @property
+    def recording_rounds(self) -> float | None:
+        """Of a recording: how often the slot that has read most of it has been through."""
+        return self._reading.rounds if self._reading is not None else None
 
     def prefill(self, tokens: int) -> StepOutcome:
         """A chunk of a prompt: whole layers, each read while the one before it is computed."""
@@ -311,6 +325,8 @@ class SimulatedEngine:
         self.steps.set_attention(attention)
         levels = self.shape.activity.draw_levels(self._rng, self.shape.neurons, len(slots))
         totals = self.steps.step(slots, levels, is_detailed)
+        if self._reading is not None:
+            self._reading.stepped(slots)
         outside = costs.outside_ns()
         ns = outside + totals.layers_ns
         if isinstance(costs, MeasuredCosts) and self.own:

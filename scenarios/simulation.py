@@ -30,6 +30,7 @@ from polyneuron.scenarios.file_shape import modelled
 from polyneuron.scenarios.included import HERE
 from polyneuron.scenarios.measured import Asked, Measured
 from polyneuron.scenarios.pressure import Pressure, is_due
+from polyneuron.scenarios.recording import with_recording
 from polyneuron.scenarios.result import Figures
 from polyneuron.scenarios.script import Script
 from polyneuron.scenarios.simulated_engine import SimulatedEngine, StepOutcome
@@ -78,6 +79,7 @@ class SimulatedRun:
         self._checker = checker
         device = device or device_of(script)
         shape, own = modelled(script, device)
+        shape = with_recording(script, shape, own)
         candidates = max(request.best_of for request in script.requests)
         most = max(script.engine.max_sequences if len(script.requests) > 1 else 1, candidates)
         self.settings = replace(script.engine, max_sequences=most)
@@ -113,13 +115,14 @@ class SimulatedRun:
         while self._next_step():
             pass
         self.timeline.phase(self.clock.now_ns(), Phase.IDLE)
-        return self.measured.figures()
+        rounds = self.engine.recording_rounds
+        return self.measured.figures() | ({} if rounds is None else {"recording_rounds": rounds})
 
     def _next_step(self) -> bool:
         self._arrive()
         self._disturb()
         for sequence in self.state.admit():
-            self.engine.begin(sequence.slot)
+            self.engine.begin(sequence.slot, len(sequence.request.prompt))
             self.timeline.admitted(self.clock.now_ns(), sequence)
         plan = self.state.schedule()
         if plan is not None:

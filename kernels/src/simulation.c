@@ -35,8 +35,9 @@ void simulation_begin(struct simulation *simulation, uint32_t sequence) {
     for (uint32_t unit = 0; unit < num_units(simulation); unit++) {
         uint64_t *bits = bits_of(simulation, sequence, unit);
         memset(bits, 0, simulation->law.num_neurons / 8);
-        activity_next(law_of(simulation, unit / experts->num_experts), bits, random,
-                      simulation->law.num_levels - 1);
+        if (simulation->recorded == NULL)
+            activity_next(law_of(simulation, unit / experts->num_experts), bits, random,
+                          simulation->law.num_levels - 1);
     }
     uint8_t *chosen = simulation->chosen +
                       (size_t)sequence * simulation->num_layers * experts->num_used;
@@ -111,22 +112,24 @@ static void add_misses(struct layer_run *run, uint32_t first_cluster, uint32_t f
     }
 }
 
-static void look_up(struct layer_run *run, uint32_t cluster, uint32_t first, uint32_t n) {
+/* n neurons (ascending) of a unit are used: those that are not kept join their clusters' reads. */
+static void look_up(struct layer_run *run, uint32_t cluster, uint32_t first,
+                    const uint32_t *neurons, uint32_t n) {
     struct simulation *simulation = run->simulation;
     if (simulation->cache_kind == CACHE_NONE) {
-        add_misses(run, cluster, first, run->neurons, n);
+        add_misses(run, cluster, first, neurons, n);
     } else if (simulation->cache_kind == CACHE_WINDOW) {
         uint32_t missed = 0;
-        recent_use(simulation->cache, simulation->epoch, run->neurons, n, run->missed);
+        recent_use(simulation->cache, simulation->epoch, neurons, n, run->missed);
         for (uint32_t i = 0; i < n; i++)
             if (run->missed[i])
-                run->slots[missed++] = run->neurons[i];
+                run->slots[missed++] = neurons[i];
         add_misses(run, cluster, first, run->slots, missed);
     } else if (simulation->cache_kind == CACHE_NEURON && n > 0) {
-        int misses = neuron_cache_use(simulation->cache, simulation->epoch, run->neurons, n,
-                                      run->slots, run->missing);
+        int misses = neuron_cache_use(simulation->cache, simulation->epoch, neurons, n, run->slots,
+                                      run->missing);
         if (misses < 0) { /* fewer slots than the layer needs: nothing is kept */
-            add_misses(run, cluster, first, run->neurons, n);
+            add_misses(run, cluster, first, neurons, n);
             return;
         }
         for (int i = 0; i < misses; i++) {
@@ -135,6 +138,21 @@ static void look_up(struct layer_run *run, uint32_t cluster, uint32_t first, uin
         }
         add_misses(run, cluster, first, run->slots, (uint32_t)misses);
     }
+}
+
+/* The unit's n neurons in the engine's order: of a recording task by task, where a later task's
+ * neurons may go to make room for an earlier one's. */
+static void look_up_all(struct layer_run *run, uint32_t cluster, uint32_t first, uint32_t n) {
+    uint32_t size = run->simulation->recorded ? run->simulation->task_neurons : 0;
+    uint32_t begin = 0;
+    for (uint32_t i = 1; size && i < n; i++) {
+        const uint32_t *at = run->neurons + i;
+        if ((at[0] - first) / size == (at[-1] - first) / size)
+            continue;
+        look_up(run, cluster, first, run->neurons + begin, i - begin);
+        begin = i;
+    }
+    look_up(run, cluster, first, run->neurons + begin, n - begin);
 }
 
 /* One expert (or the layer itself): its clusters join the plan. */
@@ -170,7 +188,7 @@ static int plan_unit(struct layer_run *run, uint32_t expert) {
     uint32_t n = list_bits(bits, simulation->pinned_neurons, num, first, run->neurons);
     run->totals->needed += n + count_bits(bits, hot, simulation->pinned_neurons);
     run->totals->hot += count_bits(bits, 0, hot);
-    look_up(run, first_cluster, first, n);
+    look_up_all(run, first_cluster, first, n);
     plan->predicted = size * use->n > plan->predicted ? size * use->n : plan->predicted;
     plan->npu_ns += hot ? simulation->costs.npu_ns : 0;
     return 0;
@@ -193,8 +211,11 @@ static void choose_experts(struct layer_run *run, uint32_t layer, const uint32_t
             struct unit_use *use = &run->uses[chosen[k]];
             use->sequences[use->n++] = sequence;
             uint32_t unit = layer * experts->num_experts + chosen[k];
-            activity_next(law_of(simulation, layer), bits_of(simulation, sequence, unit), random,
-                          levels[i]);
+            uint64_t *bits = bits_of(simulation, sequence, unit);
+            if (simulation->recorded)
+                activity_recorded(simulation, sequence, layer, bits);
+            else
+                activity_next(law_of(simulation, layer), bits, random, levels[i]);
         }
     }
 }
@@ -231,6 +252,8 @@ int simulation_step(struct simulation *simulation, const uint32_t *sequences,
         totals->misses += plan->misses;
         now = run_layer(simulation, plan, now, &io_free, totals);
     }
+    for (uint32_t i = 0; simulation->recorded && i < n; i++)
+        recording_step(simulation, sequences[i]);
     totals->hits = totals->needed - totals->misses;
     totals->layers_ns = now / 1000;
     totals->io_free_ns = io_free / 1000;
@@ -257,7 +280,7 @@ void simulation_warm(struct simulation *simulation, uint32_t n) {
         return;
     for (uint32_t unit = 0; unit < num_units(simulation); unit++) {
         uint32_t count = list_hottest(&run, unit, ranks);
-        simulation->epoch++;
+        simulation->epoch += !simulation->recorded || unit == 0; /* the engine's is one epoch */
         if (simulation->cache_kind == CACHE_WINDOW) {
             recent_use(simulation->cache, simulation->epoch, run.neurons, count, run.missed);
             continue;

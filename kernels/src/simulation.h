@@ -44,6 +44,11 @@ struct layer_plan {
 /* simulation_activity.c */
 /* One more token of a unit's neurons. */
 void activity_next(const struct neuron_law *law, uint64_t *bits, uint64_t *random, uint32_t level);
+/* A layer's neurons as the recording has them for the token that the sequence has come to. */
+void activity_recorded(const struct simulation *simulation, uint32_t sequence, uint32_t layer,
+                       uint64_t *bits);
+/* The sequence goes on to the next recorded token, behind the last one to the first. */
+void recording_step(struct simulation *simulation, uint32_t sequence);
 /* The experts that a token uses, from those of the token before it. A neuron
  * of an expert that is not used stays as it was. */
 void experts_next(const struct expert_law *law, uint32_t layer, uint8_t *chosen, uint64_t *random);

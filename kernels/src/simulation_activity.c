@@ -77,6 +77,21 @@ void activity_next(const struct neuron_law *law, uint64_t *bits, uint64_t *rando
     join_some(law, bits, random, level);
 }
 
+void activity_recorded(const struct simulation *simulation, uint32_t sequence, uint32_t layer,
+                       uint64_t *bits) {
+    size_t words = simulation->law.num_neurons / 64;
+    uint32_t token = simulation->next_recorded[sequence];
+    assert(simulation->experts.num_experts == 1 && token < simulation->num_recorded);
+    const uint64_t *found =
+        simulation->recorded + ((size_t)layer * simulation->num_recorded + token) * words;
+    memcpy(bits, found, words * sizeof *bits);
+}
+
+void recording_step(struct simulation *simulation, uint32_t sequence) {
+    uint32_t next = simulation->next_recorded[sequence] + 1;
+    simulation->next_recorded[sequence] = next < simulation->num_recorded ? next : 0;
+}
+
 static int is_in(const uint8_t *chosen, uint32_t n, uint32_t expert) {
     for (uint32_t i = 0; i < n; i++)
         if (chosen[i] == expert)

@@ -96,6 +96,11 @@ struct simulation {
     uint32_t merge_gap;            /* missing neurons this far apart are one read; 0: none are */
     void *cache;                   /* neuron cache, or recent_neurons */
     uint64_t *bits;                /* (sequences, units, num_neurons / 64) active neurons */
+    const uint64_t *recorded;      /* (layers, num_recorded, num_neurons / 64) what tokens of a text
+                                      needed, played in the place of the law's; NULL: the law */
+    uint32_t num_recorded;         /* tokens */
+    uint32_t *next_recorded;       /* (sequences) the one that each comes to in its next step */
+    uint32_t task_neurons;         /* of a recording, looked up together; 0: a layer's all */
     uint64_t *random;              /* (sequences + 1) generators' states; the last one's: latency */
     uint8_t *chosen;               /* (sequences, layers, num_used) experts of the last token */
     uint32_t epoch;                /* of the cache; each layer is one */
@@ -106,7 +111,7 @@ struct simulation {
 
 /* Words of scratch that a step of units with so many neurons needs. */
 size_t simulation_scratch_words(uint32_t num_neurons, uint32_t num_experts);
-/* Every neuron of a sequence is active with its rate. */
+/* Every neuron of a sequence is active with its rate; of a recording nothing is drawn. */
 void simulation_begin(struct simulation *simulation, uint32_t sequence);
 /* One decode step of n sequences; levels[i]: how much of what sequence i needs is new. 0, or -1
  * when there is no room for the records. */

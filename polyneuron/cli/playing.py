@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 PLAIN_WIDTH = 100
 FAILED = 1
 MAX_SEEDS = 10_000
+ROUNDS = "recording_rounds"
+"""The figure that tells how often a recording was gone through."""
 Words = Annotated[
     list[str] | None,
     typer.Argument(
@@ -148,6 +150,9 @@ def show_result(result: ScenarioResult) -> None:
         word = "ok    " if checked.ok else "MISSED"
         line = f"{word} {checked.name}: {got}, expected {checked.expected}{source}"
         console.print(line, soft_wrap=True)
+    rounds = max((v or 0.0 for n, v in result.figures.items() if n.startswith(ROUNDS)), default=0.0)
+    if rounds > 1.0:
+        console.print(f"the recording was shorter than what was played: {rounds:.1f} rounds of it")
 
 
 def shown_figure(name: str, value: float) -> str:

@@ -3,6 +3,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "neuron_cache_api.h"
 #include "simulation.h"
@@ -68,7 +69,7 @@ static void set_law(struct simulation *simulation)
     law->leave = words(LEVELS * law->num_neurons, 0);
     law->num_draws = words(LEVELS, law->num_neurons * 256);
     law->gate_share = pick(65537);
-    experts->num_experts = 1 + pick(5);
+    experts->num_experts = pick(2) ? 1 : 2 + pick(4);
     experts->num_used = 1 + pick(experts->num_experts);
     experts->stay = (uint32_t)next_random(&state);
     experts->alias_share = words(experts->num_experts, 0);
@@ -113,6 +114,34 @@ static void *new_cache(struct simulation *simulation, uint32_t neurons, uint32_t
     return recent;
 }
 
+/* A recording of exactly its size, of a model without experts; sequences are anywhere in it. */
+static void record(struct simulation *simulation, uint32_t num_sequences)
+{
+    uint32_t tokens = 1 + pick(7);
+    size_t num = (size_t)simulation->num_layers * tokens * simulation->law.num_neurons / 64;
+    uint64_t *bits = block(num * sizeof *bits);
+    for (size_t i = 0; i < num; i++)
+        bits[i] = next_random(&state) & next_random(&state);
+    simulation->recorded = bits;
+    simulation->num_recorded = tokens;
+    simulation->next_recorded = words(num_sequences, tokens);
+    simulation->task_neurons = pick(2) * (1 + pick(simulation->law.num_neurons));
+}
+
+/* Which bits a sequence's last token needed in a layer, and which the recording has for it. */
+static void expect_recorded(const struct simulation *simulation, uint32_t sequence)
+{
+    uint32_t num = simulation->law.num_neurons / 64, at = simulation->next_recorded[sequence];
+    uint32_t token = (at ? at : simulation->num_recorded) - 1;
+    expect(at < simulation->num_recorded, "a token of the recording");
+    for (uint32_t layer = 0; layer < simulation->num_layers; layer++) {
+        size_t unit = (size_t)sequence * simulation->num_layers + layer;
+        size_t row = (size_t)layer * simulation->num_recorded + token;
+        expect(memcmp(simulation->bits + unit * num, simulation->recorded + row * num,
+                      num * sizeof(uint64_t)) == 0, "the recorded neurons");
+    }
+}
+
 static void run_steps(struct simulation *simulation, uint32_t num_sequences)
 {
     struct step_totals totals;
@@ -124,6 +153,8 @@ static void run_steps(struct simulation *simulation, uint32_t num_sequences)
         expect(totals.hits + totals.misses == totals.needed, "hits and misses are all");
         expect(totals.layers_ns >= 0 && totals.exposed_ns <= totals.layers_ns, "times");
         expect(simulation->num_records <= simulation->max_records, "records");
+        for (uint32_t i = 0; simulation->recorded && i < n; i++)
+            expect_recorded(simulation, i);
     }
 }
 
@@ -154,6 +185,8 @@ static void one_life(void)
     simulation.max_records = 4096;
     simulation.records = block(simulation.max_records * sizeof *simulation.records);
     simulation.cache = new_cache(&simulation, units * num, 1 + pick(units * num));
+    if (simulation.experts.num_experts == 1)
+        record(&simulation, sequences);
     for (uint32_t i = 0; i < sequences; i++)
         simulation_begin(&simulation, i);
     simulation_warm(&simulation, pick(num + 1));
