@@ -28,6 +28,7 @@ WANTED = {
     "memory_returns", "slow_flash", "flash_stalls", "read_errors_transient", "hot_set_shift",
     "read_errors_persistent", "npu_stall", "npu_lost", "cpu_worker_lost", "reader_lost",
     "long_context", "moe_thrash", "thermal_throttle", "ablation_ladder", "ladder_replayed",
+    "recorded_text",
 }  # fmt: skip
 
 
