@@ -13,7 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyneuron.errors import FormatError, UnsupportedError
-from polyneuron.io.file_kind import GGUF_MAGIC, HEAD_BYTES, check_gguf_magic, check_regular_file
+from polyneuron.io.file_kind import (
+    GGUF_MAGIC,
+    HEAD_BYTES,
+    PWRI_MAGIC,
+    check_gguf_magic,
+    check_regular_file,
+)
 from polyneuron.io.ggml_types import SUPPORTED_NAMES, why_unsupported
 from polyneuron.io.gguf_tensors import GgufTensor, place_tensors, read_table
 from polyneuron.io.gguf_values import U32, U64, GgufReader, quoted, quoted_value
@@ -21,6 +27,8 @@ from polyneuron.io.model_files import FilesReader, ModelFiles
 
 __all__ = ["GgufHeader", "GgufTensor", "check_supported", "read_header", "read_vector"]
 
+GGUF, POWERINFER = "gguf", "powerinfer"
+"""Formats of files with a header of this kind."""
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_KEYS = 1 << 16
@@ -45,8 +53,8 @@ class GgufHeader:
     by_name: dict[str, GgufTensor] = field(repr=False)
     files: ModelFiles = field(repr=False)
     """Where the tensors' offsets lie; in a header of one file they are places in it."""
-    format: str = "gguf"
-    """Of the files: a checkpoint's header is made, not read."""
+    format: str = GGUF
+    """Of the files: GGUF, POWERINFER, or what a header was made of that is in no file."""
 
     def tensor(self, name: str) -> GgufTensor:
         """The tensor of that name, or FormatError naming file and tensor."""
@@ -111,6 +119,7 @@ def _parse(path: Path, reader: GgufReader) -> GgufHeader:
         file_bytes=reader.num_bytes,
         by_name={tensor.name: tensor for tensor in tensors},
         files=ModelFiles.of_file(path, reader.num_bytes),
+        format=POWERINFER if reader.view[:4] == PWRI_MAGIC else GGUF,
     )
 
 

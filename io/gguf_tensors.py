@@ -23,6 +23,8 @@ class GgufTensor:
     offset: int
     num_bytes: int
     """Of a type this version does not know: the room up to the next tensor."""
+    is_turned: bool = False
+    """Whether the file's rows are this matrix's columns; `row_bytes` are not theirs then."""
 
     @property
     def type_name(self) -> str:

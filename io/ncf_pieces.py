@@ -20,6 +20,7 @@ from polyneuron.io.model_files import FilesReader
 from polyneuron.io.ncf_format import LINE_BYTES, BundleShape, NcfManifest, NcfTensor, round_up
 from polyneuron.io.neuron_rows import (
     Bytes,
+    copy_rows,
     matrices_of,
     rows_of_tiles,
     transpose_rows,
@@ -221,7 +222,8 @@ class PieceMaker:
             self._down = _room(self._spill, tensor.rows, tensor.num_bytes)
             self._down_error = PackError()
             for part, rows in matrices_of(source, self._down):
-                self._down_error += transpose_rows(self._reader, part, storage, rows)
+                bring = copy_rows if part.is_turned else transpose_rows
+                self._down_error += bring(self._reader, part, storage, rows)
             self._down_layer = section_index
         return self._down, self._down_error
 

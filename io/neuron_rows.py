@@ -14,7 +14,7 @@ from polyneuron.io.ggml_types import GGML_TYPES
 from polyneuron.io.gguf_tensors import GgufTensor
 from polyneuron.io.gguf_values import quoted
 from polyneuron.io.model_files import FilesReader
-from polyneuron.io.pack import HALF_MAX, PackError, decode_rows
+from polyneuron.io.pack import HALF_MAX, PackError, decode_rows, pack_rows_into
 from polyneuron.kernels.quant import (
     BLOCK_COLS,
     TILE_ROWS,
@@ -22,6 +22,7 @@ from polyneuron.kernels.quant import (
     num_tiles,
     pack_rows_from_f32,
     row_bytes,
+    tile_bytes,
 )
 
 F32 = NDArray[np.float32]
@@ -101,6 +102,29 @@ def matrices_of(tensor: GgufTensor, out: Bytes) -> Iterator[tuple[GgufTensor, By
         offset = tensor.offset + index * num_bytes
         part = replace(tensor, shape=tensor.shape[-2:], offset=offset, num_bytes=num_bytes)
         yield part, out[index * num_rows : (index + 1) * num_rows]
+
+
+def copy_rows(
+    reader: FilesReader, tensor: GgufTensor, storage: StorageType, out: Bytes
+) -> PackError:
+    """All columns of a matrix that lies turned as neuron-major rows into out (num_cols, row_bytes).
+
+    Nothing is cut: the file's rows are the neurons', blocks and all.
+    """
+    cols, num_rows = tensor.shape
+    stored = tensor.num_bytes // num_rows
+    most = max(1, SLAB_BYTES // 16 // (stored * TILE_ROWS)) * TILE_ROWS
+    total = PackError()
+    for first in range(0, num_rows, most):
+        count = min(most, num_rows - first)
+        raw = np.empty(count * stored, np.uint8)
+        reader.read(tensor.offset + first * stored, raw)
+        rows = replace(tensor, shape=(count, cols), num_bytes=raw.size, is_turned=False)
+        tiles = np.empty(num_tiles(count) * tile_bytes(storage, cols), np.uint8)
+        total += pack_rows_into(rows, storage, raw, tiles)
+        out[first : first + count] = rows_of_tiles(storage, tiles, count, cols)
+    reader.forget(tensor.offset, tensor.num_bytes)
+    return total
 
 
 def transpose_rows(

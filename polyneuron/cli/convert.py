@@ -71,6 +71,8 @@ def convert(
             on_wait=note_wait,
         )
     note_report(report, time.monotonic() - started)
+    if report.has_predictors:
+        note(f"its predictors can be taken: polyneuron profile -m {output} --import {source}")
 
 
 def note_wait() -> None:

@@ -19,7 +19,7 @@ from polyneuron.cli.shown import amount, hyper_text, plain, result_console, show
 from polyneuron.errors import ConfigError, FormatError
 from polyneuron.io.file_kind import is_ncf
 from polyneuron.io.ggml_types import why_unsupported
-from polyneuron.io.gguf_file import GgufHeader, GgufTensor, check_supported
+from polyneuron.io.gguf_file import POWERINFER, GgufHeader, GgufTensor, check_supported
 from polyneuron.io.pack import is_lossless, packed_bytes, storage_type
 from polyneuron.model.architecture import describe
 from polyneuron.model.locate import locate_model
@@ -49,7 +49,7 @@ class Inspection:
     file: str
     file_bytes: int
     format: str
-    """`gguf`, or `safetensors`: a Hugging Face folder's."""
+    """`gguf`, `powerinfer`, or `safetensors`: a Hugging Face folder's."""
     gguf_version: int | None
     num_files: int
     architecture: str | None
@@ -180,6 +180,7 @@ def _summary(inspection: Inspection) -> Table:
 def _kind(inspection: Inspection) -> str:
     version = inspection.gguf_version
     kind = f"GGUF version {version}" if version else "Hugging Face folder"
+    kind = f"PowerInfer {kind}" if inspection.format == POWERINFER else kind
     return kind if inspection.num_files == 1 else f"{kind} in {inspection.num_files} files"
 
 

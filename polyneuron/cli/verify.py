@@ -60,7 +60,7 @@ def verify_gguf(path: Path) -> dict[str, Any]:
     header = read_model_header(path)
     check_supported(header)
     describe(header)
-    kind = "a GGUF carries" if header.format == "gguf" else "safetensors carry"
+    kind = "a GGUF carries" if header.version else "safetensors carry"
     checked = f"header and bounds of {len(header.tensors)} tensors; {kind} no checksums"
     return {
         "file": str(path),

@@ -12,7 +12,7 @@ from polyneuron.errors import ConfigError, FormatError, UnsupportedError
 from polyneuron.io.content_key import content_key
 from polyneuron.io.file_device import open_device
 from polyneuron.io.file_kind import is_ncf
-from polyneuron.io.gguf_file import GgufHeader, check_supported
+from polyneuron.io.gguf_file import POWERINFER, GgufHeader, check_supported
 from polyneuron.io.model_files import views_of
 from polyneuron.io.ncf_format import Layout, NcfSource, NcfTensor
 from polyneuron.io.ncf_pieces import (
@@ -32,6 +32,7 @@ from polyneuron.kernels.quant import StorageType
 from polyneuron.model.architecture import describe
 from polyneuron.model.model_header import read_model_header
 from polyneuron.model.ncf_plan import NeuronOrder, check_down, choose_layout, plan_gguf
+from polyneuron.model.powerinfer import is_turned
 
 SOURCES = (
     "a GGUF, in one file or in parts (F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K to Q6_K), or a "
@@ -52,6 +53,8 @@ class ConvertReport:
     """The output held this very conversion before."""
     lossy: tuple[NcfTensor, ...]
     """Tensors whose values changed."""
+    has_predictors: bool = False
+    """The source is PowerInfer's, with predictors that are not part of the output."""
 
 
 def convert(
@@ -74,6 +77,10 @@ def convert(
     header = open_source(source)
     spec = describe(header)
     chosen = choose_layout(spec, layout)
+    if chosen is Layout.TILES and is_turned(header):
+        raise ConfigError(
+            f"--layout tiles: {source} keeps down matrices by neuron; use --layout bundles"
+        )
     if down is not None:
         check_down(chosen, spec.d_model, down)
     seen = header.files.stamp()
@@ -98,8 +105,9 @@ def convert(
     written = write_output(file, force, progress)
     lossy = tuple(tensor for tensor in read_ncf(output).tensors if not tensor.is_lossless)
     return ConvertReport(
-        output, chosen, plan.file_bytes, written.resumed_bytes, written.was_there, lossy
-    )
+        output, chosen, plan.file_bytes, written.resumed_bytes, written.was_there, lossy,
+        has_predictors=header.format == POWERINFER,
+    )  # fmt: skip
 
 
 def open_source(source: Path) -> GgufHeader:

@@ -31,6 +31,8 @@ from polyneuron.model.ncf_spec import FIXED, plain_spec
 from polyneuron.model.spec import ModelSpec, tensor_map, tensor_shapes
 
 METADATA_PREFIXES = ("general.", "tokenizer.")
+UNCUT = (StorageType.Q4, StorageType.Q8)
+"""Quantised types that down's columns keep where the source has them by neuron."""
 SPARSE_KINDS = (FeedForwardKind.REGLU, FeedForwardKind.DRELU, FeedForwardKind.RELU)
 FED_ROLES = ("ffn_gate", "ffn_up", "ffn_down")
 
@@ -83,12 +85,13 @@ def down_storage(
     """Storage of down's columns: float sources keep their type, quantised ones become q8.
 
     Quantisation blocks of the source run along rows and are cut by the change to columns, so its
-    values are rounded once more; columns that do not fill blocks of 32 are kept in f16.
+    values are rounded once more; columns that do not fill blocks of 32 are kept in f16. Where the
+    source has columns as rows nothing is cut.
     """
     if wanted is not None:
         return wanted
     own = storage_type(tensor)
-    if not own.is_quantised:
+    if not own.is_quantised or (tensor.is_turned and own in UNCUT):
         return own
     return StorageType.F16 if d_model % BLOCK_COLS else StorageType.Q8
 

@@ -29,6 +29,7 @@ from polyneuron.model.architecture import describe
 from polyneuron.model.model_header import read_model_header
 from polyneuron.model.ncf_plan import SPARSE_KINDS, has_rows, plan_gguf
 from polyneuron.model.ncf_spec import spec_of
+from polyneuron.model.powerinfer import is_turned
 from polyneuron.model.spec import ModelSpec
 from polyneuron.planning.bundles import BundlePlan, neuron_rows
 from polyneuron.planning.layout import ArenaLayout
@@ -59,6 +60,11 @@ class ModelSource:
     def is_parted(self) -> bool:
         """Whether its tensors lie in several files, or not as they are wanted."""
         return self.header is not None and not self.header.files.is_plain
+
+    @property
+    def is_in_bundles_only(self) -> bool:
+        """Whether it cannot be laid out as tiles: experts, and down matrices that lie turned."""
+        return bool(self.spec.experts) or (self.header is not None and is_turned(self.header))
 
     @property
     def weight_bytes(self) -> int:
@@ -103,7 +109,7 @@ class ModelSource:
         """The layout a GGUF is converted to before it runs; None: it runs as it is."""
         if self.can_stream:
             return None
-        if self.spec.experts:
+        if self.is_in_bundles_only:
             return Layout.BUNDLES
         if wanted is FeedForwardMode.THRESHOLD:
             return Layout.BUNDLES
@@ -191,7 +197,7 @@ def open_source(path: Path, layout: Layout = Layout.TILES) -> ModelSource:
     header = read_model_header(path)
     check_supported(header)
     spec = describe(header)
-    layout = Layout.BUNDLES if spec.experts else layout
+    layout = Layout.BUNDLES if spec.experts or is_turned(header) else layout
     plan = plan_gguf(header, spec, layout, NcfSource(header.format, header.file_bytes, ""))
     if layout is Layout.BUNDLES:
         neuron_rows(plan.manifest)

@@ -132,9 +132,9 @@ class LocalEngine:
         return read_notice(self.arena, self.layout.at("inputs.npu_notice"))
 
     def _runnable(self, path: Path) -> ModelSource:
-        """The model; a GGUF of experts is converted, as a run does."""
+        """The model; a GGUF that only runs in bundles is converted, as a run does."""
         source = open_source(path)
-        if source.header is None or source.spec.experts is None:
+        if source.header is None or not source.is_in_bundles_only:
             return source
         self._folder = tempfile.TemporaryDirectory(prefix="polyneuron-test-")
         converted = Path(self._folder.name) / "model.ncf"

@@ -49,8 +49,10 @@ class ReferenceModel:
         raw = np.empty(tensor.num_bytes, np.uint8)
         with FilesReader(self._header.files) as reader:
             reader.read(tensor.offset, raw)
-        values = dequantize(raw.reshape(tensor.num_rows, -1), GGMLQuantizationType(tensor.type_id))
-        decoded: Floats = values.reshape(tensor.shape).astype(self.dtype)
+        rows = tensor.num_cols if tensor.is_turned else tensor.num_rows
+        values = dequantize(raw.reshape(rows, -1), GGMLQuantizationType(tensor.type_id))
+        values = values.T if tensor.is_turned else values.reshape(tensor.shape)
+        decoded: Floats = values.astype(self.dtype)
         return decoded
 
     def logits(self, token_ids: NDArray[np.integer[Any]]) -> Floats:
