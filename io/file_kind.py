@@ -13,16 +13,19 @@ NCF_MAGIC = b"\x89NCF\r\n\x1a\n"
 """Of neuron-cluster files: a transfer that alters line ends or the eighth bit damages it."""
 HEAD_BYTES = 64
 
+_PICKLE_CURE = "save it as safetensors and give the folder, or give a GGUF"
+_OLD = "an old GGML file, from before GGUF; give a GGUF of the same model"
 _PLAIN = (
-    (b"PK\x03\x04", "a zip archive (a PyTorch checkpoint?)"),
-    (b"lmgg", "an old GGML file, from before GGUF"),
-    (b"fmgg", "an old GGML file, from before GGUF"),
-    (b"tjgg", "an old GGML file, from before GGUF"),
-    (b"algg", "an old GGML LoRA adapter"),
+    (b"PK\x03\x04", f"a zip archive (a PyTorch checkpoint?); {_PICKLE_CURE}"),
+    (b"lmgg", _OLD),
+    (b"fmgg", _OLD),
+    (b"tjgg", _OLD),
+    (b"algg", "an old GGML LoRA adapter; merge it into its base"),
     (b"\x1f\x8b", "gzip-compressed; unpack it first"),
     (b"\x28\xb5\x2f\xfd", "zstd-compressed; unpack it first"),
     (b"\x7fELF", "a program"),
-    (b"{", "JSON text"),
+    (b"MZ", "a program (a llamafile?); give the GGUF that is in it"),
+    (b"{", "JSON text; of a Hugging Face folder give the folder"),
     (NCF_MAGIC, "a neuron-cluster file already"),
 )
 
@@ -75,9 +78,9 @@ def _describe(head: bytes) -> str:
     if text.startswith(b"version https://git-lfs"):
         return "a Git-LFS pointer; run `git lfs pull` to fetch the model itself"
     if len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 32:
-        return "safetensors; convert it to GGUF first"
+        return "safetensors; give the folder it came in, with config.json and tokenizer.json"
     if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
-        return "a Python pickle (a PyTorch checkpoint?); convert it to GGUF first"
+        return f"a Python pickle (a PyTorch checkpoint?); {_PICKLE_CURE}"
     for prefix, meaning in _PLAIN:
         if head.startswith(prefix):
             return meaning

@@ -74,6 +74,21 @@ def type_name(type_id: int) -> str:
     return known.name if known else REMOVED_TYPES.get(type_id, f"type {type_id}")
 
 
+KINDS = (
+    (("IQ",), "an importance quantisation"),
+    (("TQ", "Q1_0"), "a ternary or binary quantisation"),
+    (("MXFP4", "NVFP4"), "4-bit floating point"),
+    (("I8", "I16", "I32", "I64", "F64"), "no type of weights"),
+    (("Q8_1", "Q8_K"), "a type of activations"),
+)
+"""Beginnings of names that are not read, and what such types are."""
+
+
+def _kind(type_id: int) -> str:
+    name = GGML_TYPES[type_id].name
+    return next((f" ({what})" for begins, what in KINDS if name.startswith(begins)), "")
+
+
 def why_unsupported(type_id: int) -> str | None:
     """What to tell the user about a type that is not read, or None when it is."""
     if type_id in SUPPORTED_TYPES:
@@ -81,5 +96,5 @@ def why_unsupported(type_id: int) -> str | None:
     if type_id in REMOVED_TYPES:
         return f"{REMOVED_TYPES[type_id]} (number {type_id}), which was removed from GGUF"
     if type_id in GGML_TYPES:
-        return f"{GGML_TYPES[type_id].name} (number {type_id}), which is not read"
+        return f"{GGML_TYPES[type_id].name} (number {type_id}), which is not read{_kind(type_id)}"
     return f"number {type_id}, which is newer than this version"

@@ -87,7 +87,7 @@ def check_supported(header: GgufHeader) -> None:
         if reason is not None:
             raise UnsupportedError(
                 f"{header.path}: tensor {quoted(tensor.name)} has type {reason}; "
-                f"supported: {SUPPORTED_NAMES}"
+                f"supported: {SUPPORTED_NAMES}; give a Q4_K_M, Q8_0 or BF16 file of the same model"
             )
 
 

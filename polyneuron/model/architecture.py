@@ -10,6 +10,7 @@ from polyneuron.model.experts import expert_width, read_experts
 from polyneuron.model.families import FAMILIES, SUPPORTED_FAMILIES, Family, Presence
 from polyneuron.model.fused import split_fused
 from polyneuron.model.metadata import ModelKeys
+from polyneuron.model.refusals import refuse_kind, refuse_pooling
 from polyneuron.model.rope import ROPE_FREQS, read_rope
 from polyneuron.model.spec import ExpertSpec, ModelSpec, RopeSpec, tensor_shapes
 
@@ -62,18 +63,8 @@ def describe(header: GgufHeader) -> ModelSpec:
 
 
 def _family(header: GgufHeader) -> Family:
-    kind = header.metadata.get("general.type", "model")
     architecture = header.metadata.get("general.architecture")
-    if kind == "adapter":
-        raise UnsupportedError(
-            f"{header.path}: a LoRA adapter, not a model; merge it into its base"
-        )
-    if architecture == "clip" or kind in ("mmproj", "vision", "projector"):
-        raise UnsupportedError(
-            f"{header.path}: a multimodal projector, no language model; give the model's own file"
-        )
-    if kind == "imatrix" or (not architecture and "imatrix.datasets" in header.metadata):
-        raise UnsupportedError(f"{header.path}: an importance matrix, not a model")
+    refuse_kind(header.path, header.metadata, SUPPORTED_FAMILIES)
     if not header.tensors and not architecture:
         raise FormatError(f"{header.path}: no general.architecture and no tensors: an empty GGUF")
     if not isinstance(architecture, str) or not architecture:
@@ -85,7 +76,10 @@ def _family(header: GgufHeader) -> Family:
         )
     if not header.tensors:
         only = "a vocabulary only" if "tokenizer.ggml.tokens" in header.metadata else "no tensors"
-        raise FormatError(f"{header.path}: holds {only}; a model's tensors are expected")
+        raise FormatError(
+            f"{header.path}: holds {only}, and no model's tensors; give the model's own file"
+        )
+    refuse_pooling(header.path, header.metadata, architecture)
     return FAMILIES[architecture]
 
 

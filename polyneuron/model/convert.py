@@ -1,4 +1,4 @@
-"""From a GGUF to a neuron-cluster file."""
+"""From a GGUF, or a Hugging Face folder, to a neuron-cluster file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyneuron.errors import ConfigError, FormatError, UnsupportedError
+from polyneuron.errors import ConfigError, FormatError
 from polyneuron.io.content_key import content_key
 from polyneuron.io.file_device import open_device
 from polyneuron.io.file_kind import is_ncf
@@ -33,11 +33,6 @@ from polyneuron.model.architecture import describe
 from polyneuron.model.model_header import read_model_header
 from polyneuron.model.ncf_plan import NeuronOrder, check_down, choose_layout, plan_gguf
 from polyneuron.model.powerinfer import is_turned
-
-SOURCES = (
-    "a GGUF, in one file or in parts (F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K to Q6_K), or a "
-    "Hugging Face folder of safetensors"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +106,11 @@ def convert(
 
 
 def open_source(source: Path) -> GgufHeader:
-    """The header of a file that can be converted; UnsupportedError names what can be."""
+    """The header of what can be converted: a GGUF, all parts of one, or a folder."""
     if is_ncf(source):
         raise ConfigError(f"{source}: a neuron-cluster file already; give what it was made of")
-    try:
-        header = read_model_header(source)
-        check_supported(header)
-    except UnsupportedError as error:
-        raise UnsupportedError(f"{error}; convert reads {SOURCES}") from None
+    header = read_model_header(source)
+    check_supported(header)
     return header
 
 

@@ -84,9 +84,12 @@ def read_config(folder: Path) -> HfConfig:
             f"{path}: model_type {quoted(model_type)}{by} is not supported; supported: {HF_TYPES}"
         )
     config = HfConfig(path, values, HF_FAMILIES[model_type])
-    quantised = values.get("quantization_config")
-    if quantised is not None:
-        how = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
+    _check_purpose(config, made_for)
+    quantised, by_mlx = values.get("quantization_config"), values.get("quantization")
+    if quantised or by_mlx:
+        how = "MLX" if by_mlx else None
+        if isinstance(quantised, Mapping):
+            how = quantised.get("quant_method", how)
         config.unsupported(
             f"a checkpoint quantised by {shown(how)}; give the BF16, F16 or F32 one it was made "
             "of, or a GGUF"
@@ -95,6 +98,17 @@ def read_config(folder: Path) -> HfConfig:
         if values.get(key) not in neutral:
             config.unsupported(f"{key} = {shown(values.get(key))} is not supported")
     return config
+
+
+def _check_purpose(config: HfConfig, architectures: Any) -> None:
+    """UnsupportedError for the body of a model alone, or with another head than a text's."""
+    if not isinstance(architectures, list) or not architectures:
+        return
+    if not any("ForCausalLM" in str(name) for name in architectures):
+        config.unsupported(
+            f"architectures is {shown(architectures)}: an embedding model, a classifier or a part "
+            "of a model, which gives no text; give one whose architecture is ...ForCausalLM"
+        )
 
 
 def config_metadata(config: HfConfig) -> dict[str, Any]:
