@@ -128,10 +128,10 @@ class TestFiles:
     def test_other_architecture_names_those_supported(
         self, tmp_path: Path, capsys: Captured
     ) -> None:
-        metadata = {"general.architecture": "mamba"}
-        path = write_tiny_gguf(tmp_path / "mamba.gguf", metadata=metadata)
+        metadata = {"general.architecture": "deepseek2"}
+        path = write_tiny_gguf(tmp_path / "deepseek.gguf", metadata=metadata)
         line = refusal(("run", "-m", str(path), "-p", "x"), capsys)
-        assert "'mamba' is not supported; supported: llama mistral qwen2" in line
+        assert "'deepseek2' is not supported; supported: llama mistral qwen2" in line
 
     def test_cut_off_tensors_are_counted(self, tmp_path: Path, capsys: Captured) -> None:
         path = write_tiny_gguf(tmp_path / "cut.gguf")
