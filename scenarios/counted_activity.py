@@ -1,7 +1,8 @@
 """Which neurons tokens of a real model need: each neuron of each layer as often as it was counted.
 
 The same chains as of stated statistics (docs/SIMULATOR.md), with the rates that lie beside a model
-file in place of a law, and one novelty: how much of a token's neurons is new was counted as a mean.
+file in place of a law, and a novelty for each layer: how much of a token's neurons is new was
+counted as a mean.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class CountedActivity:
 
     layer_rates: F64
     """(layers, neurons): shares of tokens."""
-    novelty: float
-    """Share of the neurons that each token draws anew."""
+    novelties: F64
+    """(layers): share of the neurons that each token draws anew."""
     gate: float = 1.0
     """Of what is needed, the share whose gate is not zero."""
     expert_overlap: float = 0.0
@@ -59,14 +60,10 @@ class CountedActivity:
     ) -> list[LawTables]:
         """What C draws from, a law for each layer; `place` (num_neurons): the neuron whose rate
         each has."""
-        levels = np.array([self.novelty, 1.0])
         return [
-            neuron_tables(rates, levels, self.gate, place) for rates in self._padded(num_neurons)
+            neuron_tables(rates, np.array([novelty, 1.0]), self.gate, place)
+            for rates, novelty in zip(self._padded(num_neurons), self.novelties, strict=True)
         ]
-
-    def of_layers(self, layers: list[int]) -> CountedActivity:
-        """That of some layers."""
-        return CountedActivity(self.layer_rates[layers], self.novelty, self.gate)
 
     def _padded(self, num_neurons: int) -> F64:
         """The same with neurons that there are not, and that nothing needs."""
@@ -96,7 +93,8 @@ def counted_activity(source: ModelSource, *, is_predicted: bool) -> CountedActiv
             rates = np.asarray(file.named, np.float64)
         else:
             rates = rates * (predictor.asked.needed() / hotness.needed())
-    return CountedActivity(np.clip(rates, LEAST_RATE, MOST_RATE), _novelty(profile), gate)
+    novelties = np.ones(layers) if profile is None else _novelties(profile)
+    return CountedActivity(np.clip(rates, LEAST_RATE, MOST_RATE), novelties, gate)
 
 
 def _gated(source: ModelSource, profile: Profile | None) -> F64:
@@ -112,17 +110,16 @@ def _gated(source: ModelSource, profile: Profile | None) -> F64:
     return np.tile(law, (layers, 1))
 
 
-def _novelty(profile: Profile | None) -> float:
-    """From how many of a token's neurons the one before it needed, and how many by chance."""
-    if profile is None:
-        return 1.0
-    overlap = _mean_fact(profile, "overlap")
-    by_chance = _mean_fact(profile, "overlap_by_chance")
-    return min(1.0, max(LEAST_NOVELTY, (1.0 - overlap) / max(1e-9, 1.0 - by_chance)))
+def _novelties(profile: Profile) -> F64:
+    """(layers): from how many of a token's neurons the one before it needed, and how many by
+    chance."""
+    overlap, by_chance = _facts(profile, "overlap"), _facts(profile, "overlap_by_chance")
+    found: F64 = np.clip((1.0 - overlap) / np.maximum(1e-9, 1.0 - by_chance), LEAST_NOVELTY, 1.0)
+    return found
 
 
-def _mean_fact(profile: Profile, name: str) -> float:
+def _facts(profile: Profile, name: str) -> F64:
     found: list[Any] = [layer.facts.get(name) for layer in profile.layers]
     if not all(isinstance(value, int | float) for value in found):
         raise ConfigError(f"{name}: the profile does not tell; make it anew: polyneuron profile")
-    return float(np.mean(found))
+    return np.array(found, np.float64)

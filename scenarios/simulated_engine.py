@@ -332,11 +332,10 @@ class SimulatedEngine:
         if isinstance(costs, MeasuredCosts) and self.own:
             ns = costs.with_streamed(ns, kv_tokens)
             streamed = self.own.budget.streamed_bytes
-            # The engine counts no hot neuron as one that was looked for.
-            totals = replace(
-                totals, hot=0, bytes=totals.bytes + streamed,
-                reads=totals.reads + (streamed >> 20),
-            )  # fmt: skip
+            if streamed:
+                totals = replace(
+                    totals, bytes=totals.bytes + streamed, reads=totals.reads + (streamed >> 20)
+                )
         return StepOutcome(ns, outside, totals, is_detailed, attention)
 
     def _decode_mapped(self, mapped: MappedFile, tokens: int, kv_tokens: int) -> StepOutcome:

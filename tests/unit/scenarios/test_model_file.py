@@ -76,7 +76,7 @@ class TestActivity:
         found = counted_activity(source, is_predicted=False)
         assert np.all(np.diff(found.layer_rates[0]) <= 0)  # the file is in that order
         assert 0.1 < found.layer_rates.mean() < 0.15
-        assert found.novelty == 1.0
+        assert np.all(found.novelties == 1.0)
 
 
 class TestPlan:
