@@ -39,7 +39,6 @@ NEUTRAL_KEYS: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("expert_group_count", (0, 1)),
     ("expert_weights_scale", (0.0, 1.0)),
     ("expert_gating_func", (0, 1)),
-    ("attention.scale", (0.0,)),
     ("attention.clamp_kqv", (0.0,)),
     ("attention.max_alibi_bias", (0.0,)),
     ("attention.causal", (True,)),

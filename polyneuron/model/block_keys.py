@@ -11,6 +11,7 @@ from polyneuron.model.families import SUPPORTED_FAMILIES, Family, Presence
 from polyneuron.model.metadata import ModelKeys
 
 WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
+SCALE = "attention.scale"
 POSITIONS = "position_embd.weight"
 
 
@@ -25,8 +26,12 @@ def read_block(keys: ModelKeys, family: Family, num_layers: int, context_length:
     d_model, num_heads = keys.count("embedding_length"), keys.count("attention.head_count")
     if family.is_embedding_scaled:
         block = replace(block, embedding_scale=sqrt(d_model))
-    if num_layers == family.narrow_heads_at:  # no key says so
+    if num_layers == family.narrow_heads_at:  # GGUFs have no key that says so
         block = replace(block, attention_scale=sqrt(num_heads / d_model))
+    if family.is_embedding_scaled and keys.get(SCALE) is not None:
+        block = replace(block, attention_scale=keys.number(SCALE))
+    elif not family.is_embedding_scaled:
+        keys.refuse_unless(SCALE, 0.0)
     return replace(
         block,
         attention_cap=_cap(keys, family, "attn_logit_softcapping", block.attention_cap),

@@ -15,6 +15,7 @@ from polyneuron.model.architecture import ACTIVATION_KEY
 from polyneuron.model.hf_families import HF_FAMILIES, HF_TYPES, NEUTRAL, HfFamily
 
 MAX_SHOWN = 60
+ACTIVATION_NAMES = ("hidden_activation", "hidden_act", "activation_function")
 SCALED_BY_FACTOR = ("linear", "yarn")
 
 
@@ -59,6 +60,8 @@ class HfConfig:
         for key in ("rope_parameters", "rope_scaling"):
             found = self.values.get(key)
             if isinstance(found, Mapping):
+                found = found.get("full_attention", found)  # there are others for windows
+            if isinstance(found, Mapping):
                 return {"rope_theta": self.values.get("rope_theta"), **found}
             if found is not None:
                 self.fail(f"{key} is {shown(found)}; an object is expected")
@@ -94,7 +97,7 @@ def read_config(folder: Path) -> HfConfig:
             f"a checkpoint quantised by {shown(how)}; give the BF16, F16 or F32 one it was made "
             "of, or a GGUF"
         )
-    for key, neutral in NEUTRAL:
+    for key, neutral in NEUTRAL + config.family.settled:
         if values.get(key) not in neutral:
             config.unsupported(f"{key} = {shown(values.get(key))} is not supported")
     return config
@@ -124,7 +127,7 @@ def config_metadata(config: HfConfig) -> dict[str, Any]:
             _check_number(config, key, value)
             found[name] = value
     found |= {"attention.key_length": config.head_dim, "attention.value_length": config.head_dim}
-    found |= _window(config) | _activation(config) | _rope(config)
+    found |= _window(config) | _activation(config) | _rope(config) | _scores(config)
     return {f"{family.family}.{name}": value for name, value in found.items()}
 
 
@@ -147,18 +150,44 @@ def _window(config: HfConfig) -> dict[str, Any]:
     is_used = config.get("use_sliding_window") is not False
     if isinstance(kinds, list):
         is_used = "sliding_attention" in kinds
-    return {"attention.sliding_window": window} if window is not None and is_used else {}
+    if "sliding_window" not in config.values:
+        return {}
+    if window is None or not is_used:
+        return {"attention.sliding_window": 0}
+    found = {"attention.sliding_window": window}
+    if isinstance(kinds, list) and "full_attention" in kinds:
+        found["attention.sliding_window_pattern"] = [kind != "full_attention" for kind in kinds]
+    return found
+
+
+def _scores(config: HfConfig) -> dict[str, Any]:
+    """Caps, where null means none, and a scale that does not follow from the head's size."""
+    found: dict[str, Any] = {}
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if key in config.values:
+            value = config.values[key]
+            found[key] = 0.0 if value is None else _positive(config, key, value)
+    scalar = config.get("query_pre_attn_scalar")
+    if scalar is not None and scalar != config.head_dim:
+        found["attention.scale"] = _positive(config, "query_pre_attn_scalar", scalar) ** -0.5
+    return found
+
+
+def _positive(config: HfConfig, key: str, value: Any) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value <= 0:
+        config.fail(f"{key} is {shown(value)}; a positive number is expected")
+    return float(value)
 
 
 def _activation(config: HfConfig) -> dict[str, Any]:
-    name = config.get("hidden_act")
-    if name is None:
-        name = config.get("hidden_activation")
-    if name is None:
+    key = next((key for key in ACTIVATION_NAMES if config.get(key) is not None), None)
+    if key is None:
         return {}
+    name = config.get(key)
     if name not in config.family.activations:
         known = " ".join(config.family.activations)
-        config.unsupported(f"hidden_act is {shown(name)}; supported for this model: {known}")
+        config.unsupported(f"{key} is {shown(name)}; supported for this model: {known}")
     value = config.family.activations[name]
     return {} if value is None else {ACTIVATION_KEY: value}
 
@@ -169,7 +198,7 @@ def _rope(config: HfConfig) -> dict[str, Any]:
     base = config.family.rope_base if theta is None else theta
     if not isinstance(base, int | float) or isinstance(base, bool):
         config.fail(f"rope_theta is {shown(base)}; a number is expected")
-    found: dict[str, Any] = {"rope.freq_base": float(base)}
+    found: dict[str, Any] = {"rope.freq_base": float(base)} | _local_rope(config)
     share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if share is not None:
         found["rope.dimension_count"] = int(config.head_dim * _number(config, rope, share))
@@ -183,6 +212,18 @@ def _rope(config: HfConfig) -> dict[str, Any]:
     found["rope.scaling.type"] = kind
     found["rope.scaling.factor"] = _number(config, rope, rope.get("factor"))
     return found | (_yarn(config, rope) if kind == "yarn" else {})
+
+
+def _local_rope(config: HfConfig) -> dict[str, Any]:
+    """The rotary base of layers with a window, where the file has one of their own."""
+    ropes = config.values.get("rope_parameters")
+    local = ropes.get("sliding_attention") if isinstance(ropes, Mapping) else None
+    base = config.values.get("rope_local_base_freq")
+    if isinstance(local, Mapping):
+        if local.get("rope_type", "default") != "default":
+            config.unsupported(f"rope_type {shown(local['rope_type'])} of windowed layers")
+        base = local.get("rope_theta", base)
+    return {} if base is None else {"rope.freq_base_swa": _positive(config, "rope_theta", base)}
 
 
 def _yarn(config: HfConfig, rope: Mapping[str, Any]) -> dict[str, Any]:

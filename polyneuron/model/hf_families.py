@@ -40,11 +40,38 @@ MIXTRAL = ATTENTION | {
     "block_sparse_moe.experts.*.w3": "ffn_up_exps",
     "block_sparse_moe.experts.*.w2": "ffn_down_exps",
 }
+POST_NORMED = DENSE | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+FUSED = ATTENTION | {
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+OPT = {
+    "self_attn_layer_norm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.out_proj": "attn_output",
+    "final_layer_norm": "ffn_norm",
+    "fc1": "ffn_up",
+    "fc2": "ffn_down",
+}
 OUTSIDE = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "lm_head": "output",
 }
+OPT_OUTSIDE = {
+    "decoder.embed_tokens": "token_embd",
+    "decoder.embed_positions": "position_embd",
+    "decoder.final_layer_norm": "output_norm",
+    "lm_head": "output",
+}
+OPT_OUTSIDE |= {f"model.{name}": role for name, role in OPT_OUTSIDE.items() if name != "lm_head"}
 OF_NO_USE = ("rotary_emb.inv_freq", "predictor.fc1", "predictor.fc2")
 """Ends of names: computed anew, or taken with `profile --import`."""
 
@@ -54,6 +81,10 @@ COUNTS = {
     "intermediate_size": "feed_forward_length",
     "num_attention_heads": "attention.head_count",
     "max_position_embeddings": "context_length",
+}
+OPT_COUNTS = {
+    **{key: name for key, name in COUNTS.items() if key != "intermediate_size"},
+    "ffn_dim": "feed_forward_length",
 }
 RMS_NORM = {"rms_norm_eps": "attention.layer_norm_rms_epsilon"}
 MIXTURE = {"num_experts_per_tok": "expert_used_count"}
@@ -71,6 +102,10 @@ OWN_EXPERTS = {
     "num_local_experts": "expert_count",
 }
 SILU = {"silu": None, "swish": None}
+GELU = {"gelu_pytorch_tanh": None, "gelu": None}  # Gemma's first files say gelu and mean the other
+NORMS = ("attn_norm", "ffn_norm", "output_norm")
+POST_NORMS = ("post_attention_norm", "post_ffw_norm")
+QK_NORMS = ("attn_q_norm", "attn_k_norm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +133,8 @@ class HfFamily:
     """When config.json leaves it out."""
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Metadata keys behind the architecture that are the same for all."""
+    settled: tuple[tuple[str, tuple[object, ...]], ...] = ()
+    """More keys of config.json with the values that this family is run with."""
 
 
 LLAMA_ROPE = ("attn_q", "attn_k")
@@ -106,7 +143,7 @@ HF_FAMILIES = {
     row.model_type: row
     for row in (
         HfFamily("llama", "llama", interleaved=LLAMA_ROPE),
-        HfFamily("mistral", "llama", interleaved=LLAMA_ROPE),
+        HfFamily("mistral", "mistral", interleaved=LLAMA_ROPE),
         HfFamily(
             "mixtral",
             "llama",
@@ -146,6 +183,39 @@ HF_FAMILIES = {
             defaults={"norm_topk_prob": False},
             activations=SILU,
         ),
+        HfFamily("gemma", "gemma", activations=GELU, adds_one=NORMS),
+        HfFamily("gemma2", "gemma2", POST_NORMED, activations=GELU, adds_one=NORMS + POST_NORMS),
+        HfFamily(
+            "gemma3_text",
+            "gemma3",
+            POST_NORMED,
+            activations=GELU,
+            adds_one=NORMS + POST_NORMS + QK_NORMS,
+            rope_base=1e6,
+        ),
+        HfFamily("phi3", "phi3", FUSED, activations=SILU),
+        HfFamily(
+            "stablelm",
+            "stablelm",
+            required=COUNTS | {"layer_norm_eps": "attention.layer_norm_epsilon"},
+            defaults={"partial_rotary_factor": 0.25, "layer_norm_eps": 1e-5},
+            activations=SILU,
+        ),
+        HfFamily(
+            "opt",
+            "opt",
+            OPT,
+            OPT_OUTSIDE,
+            required=OPT_COUNTS,
+            activations={"relu": None},
+            constants={"attention.layer_norm_epsilon": 1e-5},
+            settled=(
+                ("do_layer_norm_before", (None, True)),
+                ("_remove_final_layer_norm", (None, False)),
+                ("enable_bias", (None, True)),
+                ("layer_norm_elementwise_affine", (None, True)),
+            ),
+        ),
         HfFamily(
             "bamboo", "bamboo", interleaved=LLAMA_ROPE, activations={"relu": None, "drelu": None}
         ),
@@ -168,7 +238,5 @@ NEUTRAL: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("clip_qkv", (None,)),
     ("decoder_sparse_step", (None, 1)),
     ("mlp_only_layers", (None, [])),
-    ("attn_logit_softcapping", (None,)),
-    ("final_logit_softcapping", (None,)),
     ("is_encoder_decoder", (None, False)),
 )

@@ -18,7 +18,7 @@ from polyneuron.io.safetensors_file import SafeTensor, SafetensorsFile
 from polyneuron.model.hf_config import HfConfig
 from polyneuron.model.hf_families import OF_NO_USE, HfFamily
 
-LAYER_NAME = re.compile(r"model\.layers\.([0-9]{1,6})\.(.+)\.(weight|bias)")
+LAYER_NAME = re.compile(r"(?:model\.)?(?:decoder\.)?layers\.([0-9]{1,6})\.(.+)\.(weight|bias)")
 EXPERT = re.compile(r"(.*\.experts\.)([0-9]{1,6})(\..+)")
 GGML_TYPE = {"F32": 0, "F16": 1, "BF16": 30}
 WIDTH = {"F32": 4, "F16": 2, "BF16": 2}

@@ -10,14 +10,15 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from polyneuron.kernels.gemv import FeedForwardKind, RopeLayout
-from polyneuron.model.spec import ModelSpec, RopeScaling, tensor_map
+from polyneuron.model.spec import LayerTensors, ModelSpec, tensor_map
+from tests.support.hf_others import OTHER_STATES, hf_departures, other_state, rope_parameters
 from tests.support.predictor_sources import write_safetensors
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE, TinyVocabulary, bpe_vocabulary
 
 F32 = NDArray[np.float32]
 Weights = Mapping[str, NDArray[Any]]
 
-MODEL_TYPES = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}
+MODEL_TYPES = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gemma3": "gemma3_text"}
 
 
 def model_type(spec: ModelSpec) -> str:
@@ -77,13 +78,14 @@ def hf_config(spec: ModelSpec) -> dict[str, Any]:
         "head_dim": spec.head_dim,
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": spec.context_length,
-        "rope_parameters": _rope(spec),
+        "rope_parameters": rope_parameters(spec),
         "hidden_act": "relu" if rectifies else "silu",
         "tie_word_embeddings": spec.tied_head,
         "attention_bias": spec.qkv_bias,
-        "sliding_window": None,
+        "sliding_window": spec.block.window or None,
         "eos_token_id": 2,
     }
+    config |= hf_departures(spec)
     if spec.experts:
         config |= {
             "num_local_experts": spec.experts.num_experts,
@@ -101,22 +103,17 @@ def hf_config(spec: ModelSpec) -> dict[str, Any]:
     return config
 
 
-def _rope(spec: ModelSpec) -> dict[str, Any]:
-    found: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope.base}
-    original = {"original_max_position_embeddings": 64}
-    match spec.rope.scaling:
-        case RopeScaling.LINEAR:
-            found |= {"rope_type": "linear", "factor": spec.rope.factor}
-        case RopeScaling.YARN:
-            found |= {"rope_type": "yarn", "factor": spec.rope.factor, **original}
-        case RopeScaling.LLAMA3:
-            found |= {"rope_type": "llama3", "factor": 8.0, **original}
-            found |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    return found
-
-
 def hf_weights(spec: ModelSpec, weights: Weights) -> Iterator[tuple[str, F32]]:
     """Names and values as a checkpoint has them: experts apart, heads half after half."""
+    if spec.family in OTHER_STATES:
+        yield from other_state(spec, dict(weights)).items()
+        return
+    is_gemma = spec.family.startswith("gemma")
+    for name, values in _as_llama(spec, weights):
+        yield name, values - np.float32(1.0) if is_gemma and "norm" in name else values
+
+
+def _as_llama(spec: ModelSpec, weights: Weights) -> Iterator[tuple[str, F32]]:
     names = tensor_map(spec)
     yield "model.embed_tokens.weight", weights[names.token_embd]
     for index, layer in enumerate(names.layers):
@@ -133,7 +130,7 @@ def hf_weights(spec: ModelSpec, weights: Weights) -> Iterator[tuple[str, F32]]:
             ("self_attn.o_proj.bias", layer.attn_output_bias),
             ("self_attn.q_norm.weight", layer.attn_q_norm),
             ("self_attn.k_norm.weight", layer.attn_k_norm),
-            ("post_attention_layernorm.weight", layer.ffn_norm),
+            *_after_attention(spec, layer),
         ):
             if name is not None:
                 is_turned = role.startswith(("self_attn.q_proj", "self_attn.k_proj"))
@@ -154,6 +151,16 @@ def hf_weights(spec: ModelSpec, weights: Weights) -> Iterator[tuple[str, F32]]:
     yield "model.norm.weight", weights[names.output_norm]
     if not spec.tied_head:
         yield "lm_head.weight", weights[names.output]
+
+
+def _after_attention(spec: ModelSpec, layer: LayerTensors) -> tuple[tuple[str, str | None], ...]:
+    if not spec.block.has_post_norms:
+        return (("post_attention_layernorm.weight", layer.ffn_norm),)
+    return (
+        ("post_attention_layernorm.weight", layer.post_attn_norm),
+        ("pre_feedforward_layernorm.weight", layer.ffn_norm),
+        ("post_feedforward_layernorm.weight", layer.post_ffn_norm),
+    )
 
 
 def _expert_weights(

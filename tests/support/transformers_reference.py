@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import (
+    FalconConfig,
+    FalconForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -20,6 +22,10 @@ from transformers import (
     MixtralForCausalLM,
     OlmoeConfig,
     OlmoeForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2MoeConfig,
@@ -28,15 +34,21 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
 )
 
 from polyneuron.kernels.gemv import FeedForwardKind, RopeLayout
-from polyneuron.model.spec import LayerTensors, ModelSpec, RopeScaling, tensor_map
-from tests.support.transformers_others import OTHER_CLASSES, other_config, other_state
+from polyneuron.model.spec import LayerTensors, ModelSpec, tensor_map
+from tests.support.hf_others import OTHER_STATES, hf_departures, other_state, rope_parameters
 
 Weights = dict[str, NDArray[Any]]
 
 _CLASSES: dict[str, tuple[Any, Any]] = {
+    "falcon": (FalconConfig, FalconForCausalLM),
+    "opt": (OPTConfig, OPTForCausalLM),
+    "phi3": (Phi3Config, Phi3ForCausalLM),
+    "stablelm": (StableLmConfig, StableLmForCausalLM),
     "gemma": (GemmaConfig, GemmaForCausalLM),
     "gemma2": (Gemma2Config, Gemma2ForCausalLM),
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
@@ -51,7 +63,6 @@ _CLASSES: dict[str, tuple[Any, Any]] = {
     "turbosparsemixtral": (MixtralConfig, MixtralForCausalLM),
 }
 RELU_KINDS = (FeedForwardKind.DRELU, FeedForwardKind.RELU)
-_CLASSES |= OTHER_CLASSES
 _MIXTRAL = (MixtralConfig, MixtralForCausalLM)
 
 
@@ -102,7 +113,7 @@ def transformers_logits(
     if spec.experts and spec.feed_forward is FeedForwardKind.DRELU:
         for layer in model.model.layers:
             layer.mlp.experts = _DreluExperts(spec)
-    elif spec.feed_forward in RELU_KINDS and spec.family not in OTHER_CLASSES:
+    elif spec.feed_forward in RELU_KINDS and spec.family not in OTHER_STATES:
         for layer in model.model.layers:
             layer.mlp = _ReluFeedForward(spec)
     model.load_state_dict(_state(spec, weights), strict=True)
@@ -125,7 +136,7 @@ def _config(spec: ModelSpec) -> dict[str, Any]:
         "head_dim": spec.head_dim,
         "rms_norm_eps": spec.norm_eps,
         "max_position_embeddings": spec.context_length,
-        "rope_parameters": _rope_parameters(spec),
+        "rope_parameters": rope_parameters(spec),
         "hidden_act": "relu" if relu else "silu",
         "tie_word_embeddings": spec.tied_head,
         "attn_implementation": "eager",
@@ -142,56 +153,14 @@ def _config(spec: ModelSpec) -> dict[str, Any]:
         }
     if spec.family in ("llama", "bamboo") and not spec.experts:
         config["attention_bias"] = spec.qkv_bias
-    if spec.family == "mistral":
-        config["sliding_window"] = spec.block.window or None
-    if spec.family in OTHER_CLASSES:
-        config |= other_config(spec)
+    config |= {"sliding_window": spec.block.window or None} | hf_departures(spec)
     if spec.family == "falcon":
         del config["head_dim"]  # there it follows from the others
-    if spec.family.startswith("gemma"):
-        config |= _gemma_config(spec)
     return config
 
 
-def _gemma_config(spec: ModelSpec) -> dict[str, Any]:
-    block = spec.block
-    config: dict[str, Any] = {
-        "hidden_act": "gelu_pytorch_tanh",
-        "hidden_activation": "gelu_pytorch_tanh",
-    }
-    if not block.has_post_norms:
-        return config
-    kinds = {True: "sliding_attention", False: "full_attention"}
-    if spec.local_rope:
-        config["rope_parameters"] = {
-            "full_attention": _rope_parameters(spec),
-            "sliding_attention": {"rope_type": "default", "rope_theta": spec.local_rope.base},
-        }
-    return config | {
-        "query_pre_attn_scalar": round(spec.attention_scale**-2),
-        "sliding_window": block.window,
-        "layer_types": [kinds[block.is_local(i)] for i in range(spec.num_layers)],
-        "attn_logit_softcapping": block.attention_cap or None,
-        "final_logit_softcapping": block.logit_cap or None,
-    }
-
-
-def _rope_parameters(spec: ModelSpec) -> dict[str, Any]:
-    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope.base}
-    match spec.rope.scaling:
-        case RopeScaling.LINEAR:
-            parameters |= {"rope_type": "linear", "factor": spec.rope.factor}
-        case RopeScaling.LLAMA3:
-            parameters |= {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
-            parameters |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
-        case RopeScaling.YARN:
-            parameters |= {"rope_type": "yarn", "factor": spec.rope.factor}
-            parameters |= {"original_max_position_embeddings": 64}
-    return parameters
-
-
 def _state(spec: ModelSpec, weights: Weights) -> dict[str, torch.Tensor]:
-    if spec.family in OTHER_CLASSES:
+    if spec.family in OTHER_STATES:
         return _tensors(other_state(spec, weights))
     names = tensor_map(spec)
     state = {

@@ -150,6 +150,36 @@ CONFIG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+OTHER_CONFIG: list[tuple[str, dict[str, Any], str]] = [
+    ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before = False is not supported"),
+    ("opt", {"activation_function": "gelu", "hidden_act": None}, "activation_function is 'gelu'"),
+    ("opt", {"ffn_dim": None}, "keys missing: ffn_dim"),
+    ("falcon", {}, "'falcon' ('TinyForCausalLM') is not supported; supported: llama"),
+    ("gemma3", {"model_type": "gemma3"}, "'gemma3' ('TinyForCausalLM') is not supported"),
+    ("gemma2", {"attn_logit_softcapping": "50"}, "attn_logit_softcapping is '50'"),
+    ("gemma2", {"layer_types": ["full_attention"] * 2, "sliding_window": 9}, ""),
+    ("gemma2", {"layer_types": ["full_attention", "sliding_attention"]}, "differs from the family"),
+    ("gemma", {"query_pre_attn_scalar": -1}, "query_pre_attn_scalar is -1; a positive number"),
+    ("stablelm", {"layer_norm_eps": 0}, "layer_norm_eps is 0"),
+]
+
+
+@pytest.mark.parametrize(("family", "config", "expected"), OTHER_CONFIG)
+def test_key_of_other_families_is_named(
+    tmp_path: Path, family: str, config: dict[str, Any], expected: str
+) -> None:
+    folder = tiny_folder(tmp_path / "m", TinyModel(family=family), **config)
+    if expected:
+        assert expected in refusal(folder)
+    else:  # no layer has a window then
+        assert describe(read_model_header(folder)).block.window == 0
+
+
+def test_scale_that_is_not_the_heads_is_taken(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "m", TinyModel(family="gemma2"), query_pre_attn_scalar=25)
+    assert describe(read_model_header(folder)).attention_scale == 0.2
+
+
 @pytest.mark.parametrize(("config", "expected"), CONFIG)
 def test_key_is_named(tmp_path: Path, config: dict[str, Any], expected: str) -> None:
     assert expected in refusal(tiny_folder(tmp_path / "m", **config))

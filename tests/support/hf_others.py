@@ -1,50 +1,46 @@
-"""What `transformers` asks of families whose tensors or settings it names otherwise than Llama's.
+"""Families whose checkpoints name tensors or settings otherwise than Llama's, by plain code."""
 
-Needs torch and transformers.
-"""
-
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import (
-    FalconConfig,
-    FalconForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    StableLmConfig,
-    StableLmForCausalLM,
-)
 
 from polyneuron.kernels.gemv import FeedForwardKind
 from polyneuron.model.block import Residual
-from polyneuron.model.spec import LayerTensors, ModelSpec, TensorMap, tensor_map
+from polyneuron.model.spec import LayerTensors, ModelSpec, RopeScaling, TensorMap, tensor_map
 
 Weights = dict[str, NDArray[Any]]
 
-OTHER_CLASSES: dict[str, tuple[Any, Any]] = {
-    "phi3": (Phi3Config, Phi3ForCausalLM),
-    "stablelm": (StableLmConfig, StableLmForCausalLM),
-    "falcon": (FalconConfig, FalconForCausalLM),
-    "opt": (OPTConfig, OPTForCausalLM),
-}
+
+def rope_parameters(spec: ModelSpec) -> dict[str, Any]:
+    """The rotary embedding as config.json has it."""
+    found: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope.base}
+    original = {"original_max_position_embeddings": 64}
+    match spec.rope.scaling:
+        case RopeScaling.LINEAR:
+            found |= {"rope_type": "linear", "factor": spec.rope.factor}
+        case RopeScaling.YARN:
+            found |= {"rope_type": "yarn", "factor": spec.rope.factor, **original}
+        case RopeScaling.LLAMA3:
+            found |= {"rope_type": "llama3", "factor": 8.0, **original}
+            found |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    if spec.rope.rotary_dim not in (0, spec.head_dim):
+        found["partial_rotary_factor"] = spec.rope.rotary_dim / spec.head_dim
+    return found
 
 
-def other_config(spec: ModelSpec) -> dict[str, Any]:
-    """Settings beside those that are as Llama's."""
+def hf_departures(spec: ModelSpec) -> dict[str, Any]:
+    """Keys of config.json that are not as Llama's; those that others lack or have otherwise."""
     block = spec.block
-    share = spec.rope.rotary_dim / spec.head_dim
-    rope = {"rope_type": "default", "rope_theta": spec.rope.base, "partial_rotary_factor": share}
     match spec.family:
+        case "gemma" | "gemma2" | "gemma3":
+            return _gemma(spec)
         case "phi3":
-            ids = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)
-            return {"rope_parameters": rope, "sliding_window": block.window or None, **ids}
+            return dict.fromkeys(("pad_token_id", "bos_token_id"), 0)
         case "stablelm":
             return {
-                "rope_parameters": rope,
-                "layer_norm_eps": spec.norm_eps,
+                "layer_norm_eps": 1e-5,
                 "use_qkv_bias": spec.qkv_bias,
                 "use_parallel_residual": block.residual is Residual.PARALLEL,
             }
@@ -53,20 +49,39 @@ def other_config(spec: ModelSpec) -> dict[str, Any]:
             return {
                 "num_kv_heads": spec.num_kv_heads,
                 "ffn_hidden_size": spec.d_ff,
-                "layer_norm_epsilon": spec.norm_eps,
+                "layer_norm_epsilon": 1e-5,
                 "new_decoder_architecture": is_new,
                 "multi_query": not is_new,
                 "activation": "relu" if spec.feed_forward is FeedForwardKind.RELU else "gelu",
             }
-        case _:
-            return {"ffn_dim": spec.d_ff}
+        case "opt":
+            return {"ffn_dim": spec.d_ff, "activation_function": "relu"}
+    return {}
+
+
+def _gemma(spec: ModelSpec) -> dict[str, Any]:
+    block = spec.block
+    tanh = "gelu_pytorch_tanh"
+    config: dict[str, Any] = {"hidden_act": tanh, "hidden_activation": tanh}
+    if not block.has_post_norms:
+        return config
+    kinds = {True: "sliding_attention", False: "full_attention"}
+    if spec.local_rope:
+        config["rope_parameters"] = {
+            "full_attention": rope_parameters(spec),
+            "sliding_attention": {"rope_type": "default", "rope_theta": spec.local_rope.base},
+        }
+    return config | {
+        "query_pre_attn_scalar": round(spec.attention_scale**-2),
+        "layer_types": [kinds[block.is_local(i)] for i in range(spec.num_layers)],
+        "attn_logit_softcapping": block.attention_cap or None,
+        "final_logit_softcapping": block.logit_cap or None,
+    }
 
 
 def other_state(spec: ModelSpec, weights: Weights) -> Weights:
-    """The weights by the names that the family's class has for them."""
-    names = tensor_map(spec)
-    make = {"phi3": _phi3, "stablelm": _stablelm, "falcon": _falcon, "opt": _opt}[spec.family]
-    return make(spec, names, weights)
+    """The weights by the names that a checkpoint of one of OTHER_STATES has for them."""
+    return OTHER_STATES[spec.family](spec, tensor_map(spec), weights)
 
 
 def _named(prefix: str, weights: Weights, roles: dict[str, str | None]) -> Weights:
@@ -189,3 +204,12 @@ def _opt(spec: ModelSpec, names: TensorMap, weights: Weights) -> Weights:
         }
         state |= _named(f"model.decoder.layers.{i}.", weights, roles)
     return state
+
+
+OTHER_STATES: dict[str, Callable[[ModelSpec, TensorMap, Weights], Weights]] = {
+    "phi3": _phi3,
+    "stablelm": _stablelm,
+    "falcon": _falcon,
+    "opt": _opt,
+}
+"""Family -> its weights by a checkpoint's names."""
