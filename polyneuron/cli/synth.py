@@ -31,7 +31,8 @@ def synth(
     shape: Annotated[
         str,
         typer.Argument(
-            help="bamboo-7b, turbosparse-mistral-7b (dReLU), mistral-7b, llama-13b, smollm2-135m"
+            help="bamboo-7b, turbosparse-mistral-7b, turbosparse-mixtral-47b (dReLU), mistral-7b, "
+            "llama-13b, smollm2-135m, qwen3moe-30b-a3b"
         ),
     ],
     output: Annotated[Path, option("--output", "-o", text="the .ncf file to write")],

@@ -6,30 +6,28 @@ from dataclasses import fields, replace
 from typing import Any
 
 from polyneuron.errors import ConfigError
-from polyneuron.kernels.gemv import FeedForwardKind, RopeLayout
 from polyneuron.kernels.quant import BLOCK_COLS
-from polyneuron.model.spec import ModelSpec, RopeSpec
+from polyneuron.model.architecture import FAMILIES
+from polyneuron.model.spec import ExpertSpec, ModelSpec, RopeSpec
 from polyneuron.synth.vocabulary import MIN_TOKENS
 
 MAX_COUNT = 1 << 20
-NOT_YET = "turbosparse-mixtral-47b, a mixture of experts, is not there yet"
 
 
 def _shape(name: str, family: str, **counts: Any) -> ModelSpec:
-    head_dim = counts["d_model"] // counts["num_heads"]
+    head_dim = counts.pop("head_dim", counts["d_model"] // counts["num_heads"])
     base = counts.pop("rope_base", 10000.0)
-    is_sparse = family == "bamboo"
+    rules = FAMILIES[family]
     return ModelSpec(
         family=family,
         name=f"random weights, the shape of {name}",
         head_dim=head_dim,
-        norm_eps=1e-5,
-        rope=RopeSpec(RopeLayout.INTERLEAVED, head_dim, base),
-        feed_forward=FeedForwardKind.DRELU if is_sparse else FeedForwardKind.SILU,
-        qk_norm=False,
+        rope=RopeSpec(rules.rope_layout, head_dim, base),
+        feed_forward=rules.feed_forward,
+        qk_norm=rules.qk_norm,
         qkv_bias=False,
         output_bias=False,
-        **{"tied_head": False, **counts},
+        **{"tied_head": False, "norm_eps": 1e-5, **counts},
     )
 
 
@@ -45,6 +43,14 @@ _SMOLLM2 = {
     "num_layers": 30, "d_model": 576, "num_heads": 9, "num_kv_heads": 3, "d_ff": 1536,
     "vocab_size": 49152, "context_length": 8192, "rope_base": 100000.0, "tied_head": True,
 }  # fmt: skip
+_MIXTRAL = {
+    **_MISTRAL, "vocab_size": 57024, "rope_base": 1e6, "experts": ExpertSpec(8, 2, True),
+}  # fmt: skip
+_QWEN3_MOE = {
+    "num_layers": 48, "d_model": 2048, "num_heads": 32, "num_kv_heads": 4, "head_dim": 128,
+    "d_ff": 768, "vocab_size": 151936, "context_length": 40960, "rope_base": 1e6,
+    "norm_eps": 1e-6, "experts": ExpertSpec(128, 8, True),
+}  # fmt: skip
 
 SHAPES = {
     name: _shape(name, family, **counts)
@@ -54,6 +60,8 @@ SHAPES = {
         ("mistral-7b", "llama", _MISTRAL),
         ("llama-13b", "llama", _LLAMA_13B),
         ("smollm2-135m", "llama", _SMOLLM2),
+        ("turbosparse-mixtral-47b", "turbosparsemixtral", _MIXTRAL),
+        ("qwen3moe-30b-a3b", "qwen3moe", _QWEN3_MOE),
     )
 }
 
@@ -72,7 +80,7 @@ assert FLAGS.keys() <= {field.name for field in fields(ModelSpec)}
 def shape_spec(name: str, **changes: int | None) -> ModelSpec:
     """The model `name` with fields of FLAGS changed; ConfigError names what is wrong."""
     if name not in SHAPES:
-        raise ConfigError(f"shape {name!a} is not known; known: {' '.join(SHAPES)}; {NOT_YET}")
+        raise ConfigError(f"shape {name!a} is not known; known: {' '.join(SHAPES)}")
     wanted = {field: count for field, count in changes.items() if count is not None}
     for field, count in wanted.items():
         if not 1 <= count <= MAX_COUNT:
@@ -85,8 +93,9 @@ def shape_spec(name: str, **changes: int | None) -> ModelSpec:
             f"--d-model {spec.d_model} with --heads {spec.num_heads}: does not give heads of an "
             "even width"
         )
-    head_dim = spec.d_model // spec.num_heads
-    spec = replace(spec, head_dim=head_dim, rope=replace(spec.rope, rotary_dim=head_dim))
+    if wanted.keys() & {"d_model", "num_heads"}:
+        head_dim = spec.d_model // spec.num_heads
+        spec = replace(spec, head_dim=head_dim, rope=replace(spec.rope, rotary_dim=head_dim))
     _check(spec)
     return spec
 

@@ -1,7 +1,8 @@
 """The GGUF twin of a file of random weights: the same weights, for other engines to run.
 
-Its architecture is `llama`, which every engine knows. No other engine knows dReLU, so one that is
-told nothing computes SiLU: the same work on the same bytes. The key ACTIVATION_KEY tells ours.
+Its architecture is one that other engines know, for most shapes `llama`. No other engine knows
+dReLU, so one that is told nothing computes SiLU: the same work on the same bytes. The key
+ACTIVATION_KEY tells ours.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from polyneuron.synth.vocabulary import file_keys, hyper_parameter_keys
 from polyneuron.synth.weights import WeightSource
 
 FAMILY = "llama"
+KEEP_THEIRS = ("qwen3moe",)
+"""Families whose files need an architecture of their own."""
 SETTINGS_KEY = "polyneuron.synth.key"
 FILE_TYPES = {"q4": 2, "q8": 7, "f16": 1}
 """Values of general.file_type."""
@@ -43,7 +46,8 @@ class TwinPiece:
 
 def twin_keys(source: WeightSource, quant: str, settings_key: str) -> dict[str, Any]:
     """All metadata."""
-    spec = replace(source.spec, family=FAMILY)
+    family = source.spec.family if source.spec.family in KEEP_THEIRS else FAMILY
+    spec = replace(source.spec, family=family)
     keys = {
         **file_keys(spec),
         "general.file_type": FILE_TYPES[quant],
@@ -51,7 +55,7 @@ def twin_keys(source: WeightSource, quant: str, settings_key: str) -> dict[str, 
         SETTINGS_KEY: settings_key,
     }
     if spec.feed_forward is not FeedForwardKind.SILU:
-        keys[f"{FAMILY}.{ACTIVATION_KEY}"] = spec.feed_forward.name.lower()
+        keys[f"{family}.{ACTIVATION_KEY}"] = spec.feed_forward.name.lower()
     return keys
 
 

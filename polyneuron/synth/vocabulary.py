@@ -60,4 +60,10 @@ def hyper_parameter_keys(spec: ModelSpec) -> dict[str, Any]:
         "rope.freq_base": spec.rope.base,
         "vocab_size": spec.vocab_size,
     }
+    if spec.experts is not None:
+        values |= {
+            "expert_count": spec.experts.num_experts,
+            "expert_used_count": spec.experts.num_used,
+            "expert_feed_forward_length": spec.d_ff,
+        }
     return {f"{spec.family}.{key}": value for key, value in values.items()}

@@ -25,7 +25,8 @@ from polyneuron.synth.weights import WeightSource
 
 RECIPE = "synth-2"
 """Changes whenever the same settings give other bytes."""
-DEFAULT_SPARSITY = 0.9
+DEFAULT_SPARSITY, EXPERTS_SPARSITY = 0.9, 0.85
+"""Of dense models, and within each chosen expert (PAPER §4.4)."""
 MAX_SEED = (1 << 32) - 1
 
 
@@ -36,7 +37,8 @@ class SynthSettings:
     spec: ModelSpec
     quant: str = "q4"
     sparsity: float | None = None
-    """Share of neurons that a token leaves inactive; None: 0.9, or none planted for SiLU."""
+    """Share of neurons that a token leaves inactive, of experts of those it has chosen; None: 0.9,
+    of experts 0.85, or none planted for SiLU."""
     seed: int = 0
     layout: Layout | None = None
     """None: bundles where neurons can be inactive, else tiles."""
@@ -63,6 +65,10 @@ class SynthSettings:
             )
         if self.is_hot_first and layout is not Layout.BUNDLES:
             raise ConfigError("--hot-first: only bundles have an order; use --layout bundles")
+        if self.is_hot_first and not self.is_sparse:
+            raise ConfigError(
+                f"--hot-first: no neuron of {self.spec.name} is hotter than others; leave it out"
+            )
 
     @property
     def is_sparse(self) -> bool:
@@ -79,7 +85,8 @@ class SynthSettings:
         """None: nothing is planted."""
         if not self.is_sparse:
             return None
-        return DEFAULT_SPARSITY if self.sparsity is None else self.sparsity
+        usual = EXPERTS_SPARSITY if self.spec.experts else DEFAULT_SPARSITY
+        return usual if self.sparsity is None else self.sparsity
 
     @property
     def key(self) -> str:

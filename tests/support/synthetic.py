@@ -20,6 +20,10 @@ ODD = {**SMALL, "d_model": 96, "num_heads": 2, "num_kv_heads": 1, "d_ff": 160, "
 """Rows of no whole words, a last tile that is not full."""
 
 
+EXPERTS = {"num_layers": 2, "d_model": 128, "d_ff": 96, "num_heads": 4, "num_kv_heads": 2}
+"""Of a mixture, whose layers have several times so many neurons."""
+
+
 def small_settings(shape: str = "bamboo-7b", **changes: Any) -> SynthSettings:
     """A shape made small; fields of the spec by their names, all others of the settings."""
     counts = {**SMALL, **{key: changes.pop(key) for key in SMALL if key in changes}}
