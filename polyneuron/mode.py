@@ -102,8 +102,9 @@ class Mode:
         if experts := self.source.spec.experts:
             kept, what = f"{experts.num_used} of {experts.num_experts} experts a token", "experts"
         if predictors := budget.layout.predictors:
-            hot = budget.residency.pinned_clusters
-            kept = f"{predictors.info.kind} predictor, {hot} hot clusters a layer"
+            hot = f"{budget.residency.pinned_clusters} hot clusters a layer"
+            kept = f"{predictors.info.kind} predictor, {kept if experts else hot}"
+            what = "their neurons"
         parts = [
             kept,
             f"neuron cache {cold} ({budget.cached_share:.0%} of {what})",

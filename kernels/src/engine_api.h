@@ -50,7 +50,7 @@ enum op_flag {
     OPF_RELU = 1024,      /* quantise: negative values become zero first */
     OPF_FORGET = 2048,    /* merge: the cache keeps nothing for the next layer */
     OPF_LAYER_NORM = 4096, /* norm: layer norm with `bias`, not rmsnorm */
-    OPF_WHOLE_CLUSTERS = 65536 /* rows: a slot of the cache holds a whole cluster */
+    OPF_WHOLE_CLUSTERS = 65536 /* rows: chosen experts are computed, and kept, cluster by cluster */
 };
 
 /* How OP_ROUTE makes weights of the logits of a token's experts. */

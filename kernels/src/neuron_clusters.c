@@ -52,7 +52,7 @@ static uint32_t choose(void *base, const struct step_op *op, const struct step_p
     c->work->num_active = num_active;
     c->work->num_late = 0;
     struct layer_activity *activity = at(base, op->activity);
-    if (c->index == 0)
+    if (c->index == 0 && !op->routes)
         count_activity(&activity->tokens, step->num_tokens);
     return sum;
 }
@@ -124,12 +124,13 @@ static int weigh(void *base, const struct step_op *op, const struct cluster *c, 
     return entry != NO_ENTRY;
 }
 
-/* Of a cluster's listed neurons, those of one token, by its scores or all: their ids and places. */
+/* Of a cluster's listed neurons, those of one token, by its scores, or all where whole experts are
+ * listed: their ids and places. */
 static uint32_t neurons_for(void *base, const struct step_op *op, const struct cluster *c,
                             uint32_t token, uint32_t *neuron, uint32_t *place) {
     const float *score = hidden_row(base, op, token);
     uint32_t n = c->work->num_active;
-    if (op->routes) {
+    if (op->flags & OPF_WHOLE_CLUSTERS) {
         memcpy(neuron, c->active, n * sizeof *neuron);
         memcpy(place, c->place, n * sizeof *place);
         return n;
@@ -232,14 +233,14 @@ static void compute(void *base, const struct step_op *op, const struct step_para
         trace_computed(base, op, executor, c, start_ns, &times);
 }
 
-/* Scores of a cluster's neurons, less their thresholds -> hidden rows. */
-static void score_neurons(void *base, const struct step_op *op, const struct step_params *step,
-                          const struct cluster *c) {
+/* Scores of a cluster's neurons for some tokens, less their thresholds -> hidden rows. */
+static void score_tokens(void *base, const struct step_op *op, const struct cluster *c,
+                         uint32_t first, uint32_t num_tokens) {
     float more[MAX_CLUSTER_NEURONS];
     const float *threshold = (const float *)at(base, op->bias) + c->first;
-    multiply_tiles(base, op, c, op->weight, hidden_row(base, op, 0) + c->first, 0,
-                   step->num_tokens);
-    for (uint32_t t = 0; t < step->num_tokens; t++) {
+    multiply_tiles(base, op, c, op->weight, hidden_row(base, op, first) + c->first, first,
+                   num_tokens);
+    for (uint32_t t = first; t < first + num_tokens; t++) {
         float *score = hidden_row(base, op, t) + c->first;
         if (op->up_weight) {
             multiply_tiles(base, op, c, op->up_weight, more, t, 1);
@@ -247,6 +248,22 @@ static void score_neurons(void *base, const struct step_op *op, const struct ste
         }
         for (uint32_t i = 0; i < c->num; i++)
             score[i] -= threshold[i];
+    }
+}
+
+/* The same for all tokens; those that have not chosen a cluster's expert name none of it. */
+static void score_neurons(void *base, const struct step_op *op, const struct step_params *step,
+                          const struct cluster *c) {
+    if (!op->routes) {
+        score_tokens(base, op, c, 0, step->num_tokens);
+        return;
+    }
+    const struct routes *routes = routes_of(base, op);
+    for (uint32_t t = 0; t < step->num_tokens; t++) {
+        if (entry_of(routes, t, c->first / op->expert_neurons) != NO_ENTRY)
+            score_tokens(base, op, c, t, 1);
+        else
+            memset(hidden_row(base, op, t) + c->first, 0, c->num * sizeof(float));
     }
 }
 
@@ -263,6 +280,8 @@ static void find_named(void *base, const struct step_op *op, const struct step_p
 void run_predict(void *base, const struct step_op *op, const struct step_params *step,
                  struct executor_record *executor, uint32_t first, uint32_t last) {
     struct layer_activity *activity = at(base, op->activity);
+    if (op->routes && first == 0)
+        count_activity(&activity->tokens, step->num_tokens);
     for (uint32_t unit = first; unit < last; unit++) {
         struct cluster c;
         if (!cluster_of(base, op, unit, &c))

@@ -18,8 +18,9 @@ from polyneuron.io.ncf_format import Layout
 from polyneuron.io.predictor_file import PredictorFile
 from polyneuron.kernels.arena import MAX_EXECUTORS
 from polyneuron.model.spec import ModelSpec
-from polyneuron.planning.bundles import NeuronRows, Residency, choose_residency, neuron_rows
+from polyneuron.planning.bundles import NeuronRows, Residency, neuron_rows
 from polyneuron.planning.layout import ArenaLayout, plan_layout
+from polyneuron.planning.residency import choose_residency
 from polyneuron.planning.source import ModelSource
 from polyneuron.sizes import show_size
 
@@ -177,7 +178,8 @@ class Budget:
         bundles = self.layout.bundles
         if bundles is None or not bundles.rows.has_experts:
             return LEAST_ACTIVE_SHARE
-        return bundles.rows.num_used / bundles.rows.num_experts
+        rows = bundles.rows
+        return rows.num_used / rows.num_experts * (LEAST_ACTIVE_SHARE if rows.is_named else 1.0)
 
     def warnings(self) -> list[str]:
         """What this budget will make slow."""
@@ -185,9 +187,9 @@ class Budget:
             return []
         if self.has_experts:
             few = (
-                f"the neuron cache holds {self.cached_share:.1%} of the experts and one token uses "
-                f"{self.used_share:.1%}, so a part of them is read for every token; give more "
-                f"--memory or --ffn-resident, or a smaller context with -c"
+                f"the neuron cache holds {self.cached_share:.1%} of the experts' neurons and one "
+                f"token uses {self.used_share:.1%} or more, so a part of them is read for every "
+                f"token; give more --memory or --ffn-resident, or a smaller context with -c"
             )
             return [few]
         small = (
@@ -214,7 +216,7 @@ class Budget:
         named = ("fixed", "hot", "cold", "stage", "kv")
         others = self.layout.num_bytes - sum(spans[name].num_bytes for name in named)
         predictors = spans["fixed.predictors"].num_bytes
-        what = "the experts" if self.has_experts else "their neurons"
+        what = "the experts' neurons" if self.has_experts else "their neurons"
         cold = [(f"neuron cache ({self.cached_share:.0%} of {what})", spans["cold"].num_bytes)]
         return [
             ("fixed weights (embeddings, attention, norms, head)",
@@ -286,7 +288,9 @@ class _Planner:
     @property
     def rows(self) -> NeuronRows | None:
         manifest = self.source.manifest
-        return neuron_rows(manifest) if manifest.layout is Layout.BUNDLES else None
+        return (
+            neuron_rows(manifest, self.config.mode) if manifest.layout is Layout.BUNDLES else None
+        )
 
     @property
     def num_layers(self) -> int:

@@ -69,11 +69,18 @@ class NeuronRows:
     num_experts: int = 1
     num_used: int = 1
     """Experts of a token; their neurons follow each other."""
+    is_named: bool = False
+    """With experts: whether predictors name neurons of chosen ones, so that slots hold neurons."""
 
     @property
     def has_experts(self) -> bool:
         """Whether a token computes some experts only; then slots hold whole clusters."""
         return self.num_experts > 1
+
+    @property
+    def keeps_clusters(self) -> bool:
+        """Whether experts are kept and computed cluster by cluster."""
+        return self.has_experts and not self.is_named
 
     @property
     def expert_neurons(self) -> int:
@@ -83,7 +90,7 @@ class NeuronRows:
     @property
     def slot_neurons(self) -> int:
         """Neurons that a slot of the cache holds."""
-        return self.cluster_neurons if self.has_experts else 1
+        return self.cluster_neurons if self.keeps_clusters else 1
 
     @property
     def num_kept(self) -> int:
@@ -100,7 +107,7 @@ class NeuronRows:
         if not self.has_experts:
             return self.num_neurons
         experts = min(self.num_experts, self.num_used * max_sequences)
-        return experts * self.expert_neurons // self.cluster_neurons
+        return experts * self.expert_neurons // self.slot_neurons
 
     @property
     def cluster_neurons(self) -> int:
@@ -170,9 +177,10 @@ class NeuronRows:
         return replace(self, read_begin=0, slot_bytes=self.read_begin + self.slot_bytes)
 
 
-def neuron_rows(manifest: NcfManifest) -> NeuronRows:
+def neuron_rows(manifest: NcfManifest, mode: FeedForwardMode = FeedForwardMode.DENSE) -> NeuronRows:
     """The rows of a file in bundles; UnsupportedError when its layers are not alike."""
-    layers = [_layer_rows(manifest, index) for index in range(1, len(manifest.sections))]
+    is_named = bool(manifest.spec.get("experts")) and mode is FeedForwardMode.PREDICTED
+    layers = [_layer_rows(manifest, index, is_named) for index in range(1, len(manifest.sections))]
     if any(rows != layers[0] for rows in layers):
         raise UnsupportedError(
             "the feed-forward layers are stored in different types, which bundles cannot be run "
@@ -181,7 +189,7 @@ def neuron_rows(manifest: NcfManifest) -> NeuronRows:
     return layers[0]
 
 
-def _layer_rows(manifest: NcfManifest, section_index: int) -> NeuronRows:
+def _layer_rows(manifest: NcfManifest, section_index: int, is_named: bool) -> NeuronRows:
     shape = manifest.sections[section_index].bundles
     assert shape is not None
     tensors = {t.role: t for t in manifest.tensors if t.section_index == section_index}
@@ -201,9 +209,10 @@ def _layer_rows(manifest: NcfManifest, section_index: int) -> NeuronRows:
         up_row=shape.up_offset,
         down_row=shape.down_offset,
         read_begin=begin,
-        slot_bytes=shape.bundle_bytes if experts else _end(shape, down) - begin,
+        slot_bytes=shape.bundle_bytes if experts and not is_named else _end(shape, down) - begin,
         num_experts=experts["num_experts"] if experts else 1,
         num_used=experts["num_used"] if experts else 1,
+        is_named=is_named,
     )
 
 
@@ -228,57 +237,6 @@ class Residency:
     """Slots that the resident layers' other rows share; 0: those rows are all in memory."""
     pinned_clusters: int = 0
     """Predicted mode: clusters of each layer that stay, from the first on."""
-
-
-def choose_residency(
-    rows: NeuronRows,
-    mode: FeedForwardMode,
-    num_layers: int,
-    room: int,
-    hot_clusters: int = 0,
-    max_sequences: int = 1,
-) -> Residency:
-    """What to keep in `room` bytes, when not everything fits.
-
-    Deciding rows come first: without them a layer must be read whole for every token. The cold
-    region holds at least what a layer of a decode step uses, so a step always finds slots.
-    """
-    if rows.has_experts:
-        return _expert_residency(rows, num_layers, room, rows.least_slots(max_sequences))
-    if mode is FeedForwardMode.DENSE:
-        return Residency(max(0, min(num_layers, room // rows.resident_bytes)))
-    if mode is FeedForwardMode.PREDICTED:
-        return _predicted_residency(rows, num_layers, room, hot_clusters)
-    if room >= num_layers * rows.resident_bytes:
-        return Residency(num_layers)
-    least = rows.num_neurons * rows.slot_bytes
-    num_resident = min(num_layers, max(0, room - least) // rows.decide_bytes)
-    if num_resident == 0:
-        return Residency(0)
-    slots = (room - num_resident * rows.decide_bytes) // rows.slot_bytes
-    return Residency(num_resident, min(slots, num_resident * rows.num_neurons))
-
-
-def _expert_residency(rows: NeuronRows, num_layers: int, room: int, least: int) -> Residency:
-    """Everything, or slots of whole clusters."""
-    slots = room // rows.kept_bytes
-    if slots >= num_layers * rows.num_kept:
-        return Residency(num_layers, 0, rows.num_clusters)
-    return Residency(num_layers, max(least, slots))
-
-
-def _predicted_residency(
-    rows: NeuronRows, num_layers: int, room: int, hot_clusters: int
-) -> Residency:
-    """Everything, or as many hot clusters as are wanted and have room, and slots in the rest."""
-    slot_bytes, least = rows.whole().slot_bytes, rows.num_neurons
-    slots = room // slot_bytes
-    if slots >= num_layers * rows.num_neurons:
-        return Residency(num_layers, 0, rows.num_clusters)
-    pinned = min(hot_clusters, rows.num_clusters - 1)
-    pinned = max(0, min(pinned, (slots - least) // (num_layers * rows.cluster_neurons)))
-    slots = max(least, slots - num_layers * pinned * rows.cluster_neurons)
-    return Residency(num_layers, slots, pinned)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -284,7 +284,8 @@ class _Step:
         num = rows.num_neurons
         hot, pinned = self.knobs.hot_neurons / num, self.knobs.pinned_neurons / num
         hidden = self._balanced(self.prices.hidden_ns)
-        scores = self._balanced(self.prices.scores_ns * (1.0 - hot))
+        chosen = rows.num_used / rows.num_experts  # a token is scored for its experts alone
+        scores = self._balanced(self.prices.scores_ns * (1.0 - hot) * chosen)
         asked, found = predictor.asked, predictor.found
         gate = self.prices.gate_ns
         gates = self._balanced(self.batch * num * (hot / IN_ORDER + asked.needed(1, hot)) * gate)
@@ -303,9 +304,10 @@ class _Step:
         """Chosen experts, whole clusters of them in the cache or not; all are as often chosen."""
         rows, hotness = self._rows, self.model.hotness
         is_sparse = self.knobs.mode == EXACT and hotness is not None
-        open_share = hotness.needed() if is_sparse and hotness else 1.0
+        chosen = rows.num_used / rows.num_experts
+        open_share = min(1.0, hotness.needed() / chosen) if is_sparse and hotness else 1.0
         prices = self.prices
-        used = self.batch * rows.num_neurons * rows.num_used / rows.num_experts
+        used = self.batch * rows.num_neurons * chosen
         each = prices.gate_ns + open_share * (prices.up_ns + prices.down_ns)
         compute = self._balanced(used * each / IN_ORDER)
         if not self.knobs.cold_slots:
@@ -317,7 +319,8 @@ class _Step:
 
     def _feed_forward(self) -> _Layer:
         work, mode = self.model.work, self.knobs.mode
-        if work.rows is not None and work.rows.num_experts > 1:
+        has_experts = work.rows is not None and work.rows.num_experts > 1
+        if has_experts and mode != PREDICTED:
             return self._experts()
         if work.rows is None or mode == DENSE or self.model.hotness is None:
             return self._every_neuron()
@@ -378,6 +381,6 @@ class _Step:
         rows = self.model.work.rows
         if rows is None:
             return 0
-        if rows.num_experts > 1:
+        if rows.num_experts > 1 and not predicted:
             return rows.whole_bytes * rows.slot_neurons
         return rows.whole_bytes if predicted else rows.slot_bytes

@@ -1,7 +1,8 @@
 """Ops of feed-forward blocks that are mixtures of experts (`neuron_experts.c`, PAPER §1.9).
 
-A router names the experts of each token; their clusters are looked up, and ordered where they are
-missing, before anything else of the block is computed. Many tokens are gathered expert by expert.
+A router names the experts of each token; their clusters, in predicted mode neurons of theirs, are
+looked up, and ordered where they are missing, before anything else of the block is computed. Many
+tokens are gathered expert by expert.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from polyneuron.config import Phase
+from polyneuron.io.predictor_file import PredictorInput
 from polyneuron.kernels.arena import OpFlag, OpKind, RouteKind
 from polyneuron.model.spec import ExpertSpec
 from polyneuron.planning.bundles import BundlePlan
@@ -21,6 +23,11 @@ from polyneuron.planning.neuron_runs import (
     row_reader,
     runs_of,
     shared_fields,
+)
+from polyneuron.planning.predict_program import (
+    add_expert_prediction,
+    add_predictor,
+    predictor_readers,
 )
 from polyneuron.planning.tile_program import add_tile_block
 
@@ -36,6 +43,7 @@ def add_expert_feed_forward(compiler: Compiler, bundles: BundlePlan, layer: int)
     shared = compiler.layout.weights.get(f"{prefix}ffn_up_shexp.weight")
     gate = compiler.layout.weights.get(f"{prefix}ffn_gate_inp_shexp.weight")
     readers += [place for place in (shared, gate) if place]
+    readers += predictor_readers(compiler, layer, PredictorInput.FFN)
     compiler.ffn_norm(layer, [*readers, router])
     _add_router(compiler, layer, router)
     _add_route(compiler, layer)
@@ -44,6 +52,7 @@ def add_expert_feed_forward(compiler: Compiler, bundles: BundlePlan, layer: int)
         _add_shared(compiler, layer)
         _add_prefill(compiler, bundles, layer, values)
     else:
+        add_predictor(compiler, layer, PredictorInput.FFN)
         _add_decode(compiler, bundles, layer, values)
 
 
@@ -104,7 +113,11 @@ def _add_decode(
         runs = pinned_run(bundles, layer, everything)
     ((neurons, _, rows),) = runs
     values |= rows | extent(neurons)
-    compiler.add(kind=OpKind.EXPERTS, **values)
+    if bundles.is_predicted:
+        values |= compiler.buffer("scores")
+        add_expert_prediction(compiler, layer, values)
+    else:
+        compiler.add(kind=OpKind.EXPERTS, **values)
     _add_shared(compiler, layer)
     computed = values | {"flags": values["flags"] | OpFlag.PREDICTED}
     if bundles.cold_slots and compiler.layout.config.matrix_barrier:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -19,7 +20,7 @@ from polyneuron.io.profile_file import profile_path, read_profile
 from polyneuron.planning.bundles import neuron_rows
 from polyneuron.planning.cost_model import CostModel, PredictorWork
 from polyneuron.planning.device import DeviceProfile
-from polyneuron.planning.hotness import Hotness
+from polyneuron.planning.hotness import DEFAULT_SPARSITY, Hotness
 from polyneuron.planning.source import ModelSource
 from polyneuron.planning.work import mean_matrix, model_work
 
@@ -36,19 +37,21 @@ def known_model(source: ModelSource, device: DeviceProfile, num_ctx: int) -> Cos
     work = model_work(source)
     hotness = predictor = None
     if work.rows is not None:
-        hotness = known_hotness(source, work.rows.num_neurons)
+        rows = work.rows
+        hotness = known_hotness(source, rows.num_neurons, rows.num_used / rows.num_experts)
         predictor = known_predictor(source, hotness)
     return CostModel(work, device, hotness, predictor, min(num_ctx, TYPICAL_POSITIONS))
 
 
-def known_hotness(source: ModelSource, num_neurons: int) -> Hotness:
+def known_hotness(source: ModelSource, num_neurons: int, chosen: float = 1.0) -> Hotness:
     """Counted in a text where a profile lies beside the file, else supposed.
 
+    `chosen`: of the neurons, those of a token's experts.
     Raises ConfigError when the profile is another model's, FormatError when it is damaged.
     """
     path = profile_path(source.path)
     if not path.exists():
-        return Hotness.supposed(num_neurons)
+        return Hotness.supposed(num_neurons, 1.0 - chosen * (1.0 - DEFAULT_SPARSITY))
     key = model_key(source.manifest)
     profile = read_profile(path, key, source.spec.num_layers, num_neurons)
     gated = np.stack([layer.gated[0] for layer in profile.layers])
@@ -62,13 +65,18 @@ def known_predictor(source: ModelSource, hotness: Hotness) -> PredictorWork | No
     Raises ConfigError when they are another model's, FormatError when they are damaged.
     """
     is_there = source.manifest.layout is Layout.BUNDLES and predictor_path(source.path).exists()
-    return predictor_work(source.predictors(), hotness, ordered_by(source)) if is_there else None
+    if not is_there:
+        return None
+    work = predictor_work(source.predictors(), hotness, ordered_by(source))
+    # Which experts are chosen is known only behind attention.
+    return replace(work, is_early=False) if source.spec.experts else work
 
 
 def ordered_by(source: ModelSource) -> int:
     """Neurons of the clusters that lie in the order of hotness; 0: they lie in no such order."""
     manifest = source.manifest
     is_ordered = all(section.neuron_ids is not None for section in manifest.sections[1:])
+    is_ordered = is_ordered and source.spec.experts is None
     return neuron_rows(manifest).cluster_neurons if is_ordered else 0
 
 

@@ -203,6 +203,7 @@ def _expert_strides(spec: ModelSpec, rows: NeuronRows | None) -> dict[str, int]:
         "shares": 4,
         "shared": 4 * round_up(shared, TILE_ROWS),
         "shared_acts": act_bytes(round_up(shared, TILE_ROWS)),
+        "scores": 4 * rows.num_neurons if rows.is_named else 0,
     }
 
 
@@ -212,7 +213,7 @@ def _activation_parts(
     count = dict.fromkeys(strides, config.max_tokens) | {"logits": config.max_logit_rows}
     if rows is not None and rows.has_experts:
         entries = config.max_tokens * rows.num_used
-        count |= {"hidden": entries, "gathered": entries}
+        count |= {"hidden": entries, "gathered": entries, "scores": config.max_sequences}
     parts = [(name, stride * count[name]) for name, stride in strides.items()]
     if rows is None:
         return parts
@@ -345,7 +346,7 @@ def plan_layout(
     mode needs the predictors.
     """
     assert (predictors is not None) == (config.mode is FeedForwardMode.PREDICTED)
-    rows = neuron_rows(manifest) if manifest.layout is Layout.BUNDLES else None
+    rows = neuron_rows(manifest, config.mode) if manifest.layout is Layout.BUNDLES else None
     residency = residency or Residency(spec.num_layers, 0, rows.num_clusters if rows else 0)
     assert manifest.layout is Layout.BUNDLES or residency.cold_slots == 0
     allocator = Allocator()

@@ -82,7 +82,7 @@ def shared_fields(compiler: Compiler, bundles: BundlePlan, layer: int) -> dict[s
     has_gate = rows.decide_row != rows.up_row
     decide = "ffn_gate" if has_gate else "ffn_up"
     flags = OpFlag.ALL_NEURONS if bundles.mode is FeedForwardMode.DENSE else 0
-    if rows.has_experts:
+    if rows.keeps_clusters:
         flags |= OpFlag.WHOLE_CLUSTERS
     bounds = layout.config.bounds
     tiles = 0 if bundles.is_whole else bundles.layers[layer].tiles_offset

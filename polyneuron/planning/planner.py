@@ -162,9 +162,11 @@ class Planner:
     def hot_sizes(self) -> list[int]:
         """Clusters of a layer that may be its hot part: every number, later every second.
 
-        None in a file whose bundles are not in the order of hotness.
+        None in a file whose bundles are not in the order of hotness, and none of experts.
         """
         rows, sections = self.model.work.rows, self.source.manifest.sections[1:]
+        if self.source.spec.experts:
+            return [0]
         if rows is None or any(section.neuron_ids is None for section in sections):
             return [0]
         return [*range(9), *range(10, rows.num_clusters + 1, 2)]

@@ -35,8 +35,17 @@ def add_predictor(compiler: Compiler, layer: int, at: PredictorInput) -> None:
         return
     if predictors.ranks[layer]:
         _add_hidden(compiler, predictors, layer)
+    if compiler.spec.experts:
+        return  # which of them are chosen is not known here
     if compiler.layout.config.lookahead or at is PredictorInput.FFN:
         _add_prediction(compiler, predictors, layer)
+
+
+def add_expert_prediction(compiler: Compiler, layer: int, values: dict[str, Any]) -> None:
+    """Once experts are chosen: name neurons of theirs; `values`: the fields of the clusters."""
+    predictors = compiler.predictors
+    assert predictors is not None
+    compiler.add(kind=OpKind.PREDICT, **values | _scores(compiler, predictors, layer))
 
 
 def add_late_prediction(compiler: Compiler, layer: int) -> None:
@@ -78,20 +87,24 @@ def _add_prediction(compiler: Compiler, predictors: PredictorFile, layer: int) -
     """Name the neurons to compute and order what is missing of them."""
     bundles = compiler.layout.bundles
     assert bundles is not None
+    shared, scores = decode_fields(compiler, bundles, layer), _scores(compiler, predictors, layer)
+    for index, (neurons, _, rows) in enumerate(_predicted_runs(compiler, bundles, layer)):
+        values = shared | rows | scores | extent(neurons)
+        compiler.add(kind=OpKind.PREDICT, together=index > 0, **values)
+
+
+def _scores(compiler: Compiler, predictors: PredictorFile, layer: int) -> dict[str, Any]:
+    """How a layer's neurons are scored, and from what."""
     fc2 = compiler.weight(tensor_name(layer, "fc2"))
     rank = predictors.ranks[layer]
     source = compiler.source("predicted" if rank else "normed", fc2)
     if rank and fc2.takes_acts:
         source = _hidden_acts(compiler, rank, "in")
     more = compiler.weight(tensor_name(layer, "up")).offset if predictors.info.has_up else 0
-    fields = {
+    return source | {
         "weight": fc2.offset, "weight_type": int(fc2.storage or 0), "cols": fc2.cols,
         "up_weight": more, "bias": compiler.vector(tensor_name(layer, "threshold")), "flags": 0,
     }  # fmt: skip
-    shared = decode_fields(compiler, bundles, layer) | source
-    for index, (neurons, _, rows) in enumerate(_predicted_runs(compiler, bundles, layer)):
-        values = shared | rows | fields | extent(neurons)
-        compiler.add(kind=OpKind.PREDICT, together=index > 0, **values)
 
 
 def add_predicted_clusters(

@@ -78,10 +78,6 @@ class ModelSource:
 
     def resolve_mode(self, wanted: FeedForwardMode) -> FeedForwardMode:
         """Exact where the file is in bundles, unless told otherwise; ConfigError with the cure."""
-        if self.spec.experts and wanted is FeedForwardMode.PREDICTED:
-            raise ConfigError(
-                "--mode predicted: predictors of experts are not supported; use --mode auto"
-            )
         if wanted is FeedForwardMode.THRESHOLD:
             check_boundable(self.spec)
         if wanted in SPARSE_MODES and not has_rows(self.spec):
@@ -179,7 +175,7 @@ def _predictors_of(source: ModelSource) -> PredictorFile:
             f"--mode predicted: no predictors at {path}; make them with polyneuron profile, "
             f"or use --mode exact"
         )
-    shape = (source.spec.d_ff, source.spec.d_model)
+    shape = (source.spec.num_neurons, source.spec.d_model)
     return read_predictors(path, model_key(source.manifest), source.spec.num_layers, shape)
 
 

@@ -53,17 +53,18 @@ def write_random(
         if layer == spec.num_layers - 1 and last_rank is not None:
             rank = last_rank
         fc1 = rng.standard_normal((rank, spec.d_model)).astype(np.float32) if rank else None
-        fc2 = rng.standard_normal((spec.d_ff, rank or spec.d_model)).astype(np.float32)
+        fc2 = rng.standard_normal((spec.num_neurons, rank or spec.d_model)).astype(np.float32)
         level = np.float32(-1e9 if share >= 1 else np.quantile(rng.standard_normal(999), 1 - share))
-        threshold = np.full(spec.d_ff, level * np.sqrt(np.float32(spec.d_model)))
+        threshold = np.full(spec.num_neurons, level * np.sqrt(np.float32(spec.d_model)))
         threshold = ((1 + is_twice) * threshold).astype(np.float32)
         layers.append(LayerPredictor(fc1, fc2, threshold, fc2 if is_twice else None))
     return _write(model, info, layers)
 
 
 def _deciding(ncf: NcfFile, layer: int) -> str:
-    gate = f"blk.{layer}.ffn_gate.weight"
-    return gate if gate in ncf.by_name else f"blk.{layer}.ffn_up.weight"
+    exps = "_exps" if ncf.manifest.spec.get("experts") else ""
+    gate = f"blk.{layer}.ffn_gate{exps}.weight"
+    return gate if gate in ncf.by_name else f"blk.{layer}.ffn_up{exps}.weight"
 
 
 def _deciding_storage(ncf: NcfFile) -> StorageType:
@@ -76,6 +77,6 @@ def _write(model: Path, info: PredictorInfo, layers: list[LayerPredictor]) -> Pa
     ncf = read_ncf(model)
     spec, path = spec_of(ncf), predictor_path(model)
     ranks = [layer.rank for layer in layers]
-    shape = (spec.d_ff, spec.d_model)
+    shape = (spec.num_neurons, spec.d_model)
     write_predictors(path, model_key(ncf.manifest), info, ranks, layers, shape, force=True)
     return path
