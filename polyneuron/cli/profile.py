@@ -229,6 +229,9 @@ def _settings(source: ModelSource, kind: PredictorChoice, **given: Any) -> Predi
     role = "ffn_gate" if source.spec.has_gate else "ffn_up"
     deciding = next(t.storage for t in source.manifest.tensors if t.role == role)
     assert deciding is not None
-    settings = settings_of(chosen.value, source.spec.feed_forward, deciding, **given)
+    has_experts = source.spec.experts is not None
+    settings = settings_of(
+        chosen.value, source.spec.feed_forward, deciding, has_experts=has_experts, **given
+    )
     is_none = kind is PredictorChoice.NONE or (is_auto and not has_bundles)
     return None if is_none else settings

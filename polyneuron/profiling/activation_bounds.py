@@ -21,10 +21,11 @@ from polyneuron.io.profile_file import ActivationBounds
 from polyneuron.kernels.gemv import feed_forward_act
 from polyneuron.model.spec import ModelSpec
 from polyneuron.planning.source import check_boundable
-from polyneuron.profiling.calibration import MIN_TOKENS, check_finite, embed
+from polyneuron.profiling.calibration import MIN_TOKENS, embed
 from polyneuron.profiling.layer_run import LayerRun
 from polyneuron.profiling.layer_weights import layer_weights
 from polyneuron.profiling.next_token import NextToken
+from polyneuron.profiling.sample import check_finite
 
 F32 = NDArray[np.float32]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from polyneuron.errors import ConfigError, FormatError
+from polyneuron.errors import ConfigError
 from polyneuron.io.file_device import open_device
 from polyneuron.io.ncf_format import EXTENT_BYTES
 from polyneuron.io.ncf_reader import NcfFile
@@ -21,8 +21,11 @@ from polyneuron.kernels.gemv import gather_row
 from polyneuron.kernels.quant import TILE_ROWS, tile_bytes
 from polyneuron.model.ncf_plan import SPARSE_KINDS
 from polyneuron.model.spec import ModelSpec
+from polyneuron.profiling.expert_sample import ExpertLayer
 from polyneuron.profiling.layer_run import LayerRun
-from polyneuron.profiling.layer_weights import LayerWeights, layer_weights
+from polyneuron.profiling.layer_weights import layer_weights
+from polyneuron.profiling.routes import Routes, read_routes
+from polyneuron.profiling.sample import LayerSample, check_finite
 
 F32 = NDArray[np.float32]
 
@@ -30,38 +33,8 @@ SEQUENCE_TOKENS = 512
 MIN_TOKENS = 32
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerSample:
-    """What all tokens did in one layer; rows are tokens in the order of the text."""
-
-    layer_id: int
-    attention_input: F32
-    """Attention's input, normed (tokens, d_model)."""
-    ffn_input: F32
-    """Feed forward's input, normed (tokens, d_model)."""
-    gate: F32
-    """The value that decides (tokens, d_ff): gate, or up where there is none."""
-    hidden: F32
-    """What meets the down matrix (tokens, d_ff)."""
-    starts: tuple[int, ...]
-    """Where sequences begin."""
-    weights: LayerWeights
-    """Valid until the next layer is asked for."""
-    bound: float = 0.0
-    """Activations of gates up to it count as zero."""
-
-    @property
-    def needed(self) -> NDArray[np.bool_]:
-        """Whose value decides that more than its gate is computed (tokens, d_ff)."""
-        return self.gate > 0 if self.bound == 0 else self.hidden != 0
-
-
 def check_sparse(path: object, spec: ModelSpec) -> None:
     """Raise ConfigError for a model whose neurons are never exactly zero."""
-    if spec.experts is not None:
-        raise ConfigError(
-            f"{path}: a mixture of experts, whose neurons are not profiled; it runs without"
-        )
     if spec.feed_forward not in SPARSE_KINDS:
         raise ConfigError(
             f"{path}: {spec.feed_forward.name.lower()} activations are never exactly zero: every "
@@ -72,16 +45,6 @@ def check_sparse(path: object, spec: ModelSpec) -> None:
         raise ConfigError(
             f"{path}: layers of {spec.family} are made otherwise than Llama's, and a profile does "
             "not follow them; run it without one: --mode exact, or dense where it keeps tiles"
-        )
-
-
-def check_finite(path: object, layer: int, what: str, values: F32) -> None:
-    """FormatError naming file, layer and token when values (tokens, n) are not all finite."""
-    if not np.isfinite(values).all():
-        token = int(np.flatnonzero(~np.isfinite(values).all(axis=1))[0])
-        raise FormatError(
-            f"{path}: layer {layer}'s {what} at token {token} are not finite numbers: its weights "
-            "are damaged or overflow; nothing can be told from them, convert the source again"
         )
 
 
@@ -150,33 +113,71 @@ class Calibration:
         `progress` gets tokens times layers, done and in all. DeviceError or ChecksumError name
         file and place.
         """
+        for run in self._runs():
+            yield self._sample(run, progress)
+
+    def expert_layers(
+        self, progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> Iterator[ExpertLayer]:
+        """The same of a mixture of experts."""
+        for run in self._runs():
+            yield self._expert_layer(run, progress)
+
+    def _runs(self) -> Iterator[LayerRun]:
         longest = max(len(sequence) for sequence in self.sequences)
         while self.layer_id < self.spec.num_layers:
             with LayerRun(self.ncf, self.spec, self.layer_id, longest) as run:
-                sample = self._sample(run, progress)
-                self.layer_id += 1
-                yield sample
+                yield run
 
-    def _sample(self, run: LayerRun, progress: Callable[[int, int], None]) -> LayerSample:
-        spec, count = self.spec, len(self.stream)
-        bound = self.bounds[self.layer_id] if self.bounds else 0.0
-        if bound:
-            run.cut(bound)
-        attention = np.empty((count, spec.d_model), np.float32)
-        normed = np.empty((count, spec.d_model), np.float32)
-        hidden = np.empty((count, spec.d_ff), np.float32)
-        total = count * spec.num_layers
+    def _step(
+        self, run: LayerRun, progress: Callable[[int, int], None]
+    ) -> Iterator[tuple[slice, F32, F32, F32]]:
+        """A sequence's rows, its two normed inputs, and the activations; then the next layer's."""
+        count = len(self.stream)
         for rows in self.rows():
             stream = self.stream[rows]
-            attention[rows] = run.attention(stream)
-            normed[rows], hidden[rows] = run.feed_forward(stream)
-            progress(self.layer_id * count + rows.stop, total)
+            attention = run.attention(stream)
+            normed, hidden = run.feed_forward(stream)
+            progress(self.layer_id * count + rows.stop, count * self.spec.num_layers)
+            yield rows, attention, normed, hidden
+        self.layer_id += 1
+
+    def _inputs(self) -> tuple[F32, F32]:
+        shape = (len(self.stream), self.spec.d_model)
+        return np.empty(shape, np.float32), np.empty(shape, np.float32)
+
+    def _check_inputs(self, layer_id: int, attention: F32, normed: F32) -> None:
+        named = (("attention's input", attention), ("feed forward's input", normed))
+        for what, values in named:
+            check_finite(self.ncf.path, layer_id, what, values)
+
+    def _sample(self, run: LayerRun, progress: Callable[[int, int], None]) -> LayerSample:
+        layer_id, (attention, normed) = self.layer_id, self._inputs()
+        bound = self.bounds[layer_id] if self.bounds else 0.0
+        if bound:
+            run.cut(bound)
+        hidden = np.empty((len(self.stream), self.spec.d_ff), np.float32)
+        for rows, *values in self._step(run, progress):
+            attention[rows], normed[rows], hidden[rows] = values
         weights = layer_weights(run)
         gate = weights.deciding.product(normed)
-        for what, values in (
-            ("attention's input", attention), ("feed forward's input", normed),
-            ("gate values", gate), ("activations", hidden),
-        ):  # fmt: skip
-            check_finite(self.ncf.path, self.layer_id, what, values)
+        self._check_inputs(layer_id, attention, normed)
+        for what, found in (("gate values", gate), ("activations", hidden)):
+            check_finite(self.ncf.path, layer_id, what, found)
         starts = tuple(rows.start for rows in self.rows())
-        return LayerSample(self.layer_id, attention, normed, gate, hidden, starts, weights, bound)
+        return LayerSample(layer_id, attention, normed, gate, hidden, starts, weights, bound)
+
+    def _expert_layer(self, run: LayerRun, progress: Callable[[int, int], None]) -> ExpertLayer:
+        layer_id, (attention, normed) = self.layer_id, self._inputs()
+        experts = self.spec.experts
+        assert experts is not None
+        parts: list[tuple[int, Routes, F32]] = []
+        for rows, attended, fed, hidden in self._step(run, progress):
+            attention[rows], normed[rows] = attended, fed
+            routes = read_routes(run.arena, run.layout.at("activations.routes"))
+            parts.append((rows.start, routes, hidden))
+        self._check_inputs(layer_id, attention, normed)
+        return ExpertLayer(
+            self.ncf.path, layer_id, attention, normed, tuple(rows.start for rows in self.rows()),
+            experts.num_experts, experts.num_used, run, parts,
+        )  # fmt: skip

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from polyneuron.errors import UnsupportedError
 from polyneuron.io.predictor_file import LayerPredictor
 from polyneuron.io.predictor_import import PredictorImport
-from polyneuron.profiling.calibration import LayerSample
 from polyneuron.profiling.predictors import (
     RANK_STEP,
     Fitted,
@@ -19,6 +18,7 @@ from polyneuron.profiling.predictors import (
     num_calibration,
     scores,
 )
+from polyneuron.profiling.sample import LayerSample
 from polyneuron.profiling.standard_scores import score_map
 from polyneuron.profiling.thresholds import choose_thresholds
 

@@ -10,12 +10,12 @@ from polyneuron.io.predictor_file import PredictorInput
 from polyneuron.io.predictor_import import PredictorImport
 from polyneuron.kernels.gemv import FeedForwardKind
 from polyneuron.kernels.quant import StorageType
-from polyneuron.profiling.calibration import LayerSample
 from polyneuron.profiling.imported_fit import check_threshold, fit_imported
 from polyneuron.profiling.low_rank_fit import fit_low_rank
 from polyneuron.profiling.mlp_fit import check_trainable, fit_mlp
 from polyneuron.profiling.oracle_fit import fit_oracle
 from polyneuron.profiling.predictors import DEFAULT_KEPT, Fitted, PredictorSettings
+from polyneuron.profiling.sample import LayerSample
 from polyneuron.profiling.sign_fit import fit_sign
 
 Fit = Callable[[LayerSample, PredictorSettings], Fitted]
@@ -29,6 +29,8 @@ FITS: Mapping[str, Fit] = {
 """And `imported`, which needs a file."""
 RANKED = ("low-rank", "mlp")
 """Kinds whose rank may be given."""
+OF_EXPERTS = ("low-rank", "sign", "oracle")
+"""Kinds that are made for each expert of a mixture."""
 BEHIND_ATTENTION = ("imported", "oracle")
 """Kinds that read feed forward's input and no other."""
 
@@ -51,6 +53,7 @@ def settings_of(
     rank: int = 0,
     alpha: float = 0.0,
     found: PredictorImport | None = None,
+    has_experts: bool = False,
 ) -> PredictorSettings:
     """Settings of a kind for a model, where a user gave some of them.
 
@@ -59,7 +62,10 @@ def settings_of(
     keeps the kind from being made here.
     """
     _check_flags(kind, input, rank, alpha, found)
-    usual = PredictorInput.FFN if kind in BEHIND_ATTENTION else PredictorInput.ATTENTION
+    if has_experts:
+        _check_experts(kind, input)
+    is_behind = has_experts or kind in BEHIND_ATTENTION
+    usual = PredictorInput.FFN if is_behind else PredictorInput.ATTENTION
     fc1_type, fc2_type = _storage(kind, deciding, found)
     settings = PredictorSettings(
         kind, input or usual, DEFAULT_KEPT if kept is None else kept, rank, fc1_type, fc2_type,
@@ -87,6 +93,18 @@ def _storage(
     if found is not None:  # fc1 may be divided by the norm, whose weights differ within a block
         return StorageType.Q8, found.fc2_type
     return StorageType.Q4, StorageType.Q4
+
+
+def _check_experts(kind: str, input: PredictorInput | None) -> None:
+    if kind not in OF_EXPERTS:
+        raise ConfigError(
+            f"--predictor {kind}: not made for experts; give one of {', '.join(OF_EXPERTS)}"
+        )
+    if input is PredictorInput.ATTENTION:
+        raise ConfigError(
+            "--input attention: experts are chosen behind attention, so nothing is named before; "
+            "--input ffn"
+        )
 
 
 def _check_flags(

@@ -106,7 +106,8 @@ class LayerRun:
             max_tokens=max_tokens, max_sequences=1, max_requests=1, max_logit_rows=1,
             mode=FeedForwardMode.DENSE,
         )  # fmt: skip
-        self.layout = plan_layout(part.source.manifest, self.spec, config, Residency(1))
+        resident = None if self.spec.experts else Residency(1)
+        self.layout = plan_layout(part.source.manifest, self.spec, config, resident)
         self._local = LocalArena(self.layout)
         self.arena = self._local.arena
         format_arena(self.arena, self.layout, config.num_workers)
@@ -186,11 +187,15 @@ class LayerRun:
         return self._rows("normed", len(stream), self.spec.d_model)
 
     def feed_forward(self, stream: F32) -> tuple[F32, F32]:
-        """Adds feed forward to `stream`; returns its input normed, and all activations."""
+        """Adds feed forward to `stream`; returns its input normed, and all activations.
+
+        Of a mixture, of each entry of the routes, times its expert's weight.
+        """
         self._run("feed_forward", stream)
         count = len(stream)
         normed = self._rows("normed", count, self.spec.d_model)
-        return normed, self._rows("hidden", count, self.spec.d_ff)
+        each = self.spec.experts.num_used if self.spec.experts else 1
+        return normed, self._rows("hidden", count * each, self.spec.d_ff)
 
     def _rows(self, name: str, count: int, width: int) -> F32:
         stride = self.layout.strides[name] // 4

@@ -16,6 +16,7 @@ from polyneuron.kernels.quant import (
     TILE_ROWS,
     StorageType,
     num_tiles,
+    pack_tiles_from_rows,
     quantize_acts,
     row_bytes,
     tile_bytes,
@@ -90,6 +91,43 @@ def layer_weights(run: LayerRun) -> LayerWeights:
     )
 
 
+def expert_weights(run: LayerRun, expert: int) -> LayerWeights:
+    """Of one expert of the layer that is in memory, its neurons alone."""
+    bundles = run.layout.bundles
+    assert bundles is not None
+    rows, d_ff = bundles.rows, run.spec.d_ff
+    own = slice(expert * d_ff, (expert + 1) * d_ff)
+    raw = _raw_rows(run, rows.decide_row, rows.decide_type)[own]
+    packed = num_tiles(d_ff) * tile_bytes(rows.decide_type, rows.cols)
+    tiles = np.empty(packed, np.uint8)
+    pack_tiles_from_rows(rows.decide_type, np.ascontiguousarray(raw), rows.cols, tiles)
+    norms = [
+        np.linalg.norm(values, axis=1)
+        for values in _decoded(run, rows.down_row, rows.down_type, own)
+    ]
+    ids = run.source.manifest.sections[1].neuron_ids
+    return LayerWeights(
+        TiledMatrix(rows.decide_type, tiles, d_ff, rows.cols),
+        np.concatenate(norms).astype(np.float32),
+        _vector(run, "blk.0.attn_norm.weight"),
+        _vector(run, "blk.0.ffn_norm.weight"),
+        _neuron_bytes(run),
+        lambda: np.concatenate(list(_decoded(run, rows.up_row, rows.up_type, own))),
+        None if ids is None else ids[own],
+    )
+
+
+def deciding_rows(run: LayerRun, expert: int, count: int) -> F32:
+    """Evenly spaced rows of an expert's deciding matrix (count or fewer, d_model)."""
+    bundles = run.layout.bundles
+    assert bundles is not None
+    rows, d_ff = bundles.rows, run.spec.d_ff
+    step = max(1, d_ff // count)
+    own = slice(expert * d_ff, (expert + 1) * d_ff, step)
+    parts = list(_decoded(run, rows.decide_row, rows.decide_type, own))
+    return np.concatenate(parts)[:count]
+
+
 def _neuron_bytes(run: LayerRun) -> int:
     section = run.source.manifest.sections[1]
     if section.bundles is not None:
@@ -134,16 +172,22 @@ def _up_values(run: LayerRun) -> F32:
     return np.concatenate(list(_decoded(run, bundles.rows.up_row, bundles.rows.up_type)))
 
 
-def _decoded(run: LayerRun, place: int, storage: StorageType) -> Iterator[F32]:
-    """One of the rows of each bundle, decoded, some neurons at a time; `place` is in the bundle."""
+def _raw_rows(run: LayerRun, place: int, storage: StorageType) -> Bytes:
+    """One of the rows of each bundle (num_neurons, row_bytes); `place` is in the bundle."""
     bundles = run.layout.bundles
     assert bundles is not None
-    rows = bundles.rows
-    slots = run.arena.view(
-        bundles.layers[0].rows_offset, (rows.num_neurons, rows.slot_bytes), np.uint8
-    )
+    rows = bundles.slot_rows
+    shape = (rows.num_neurons, rows.slot_bytes)
+    slots = run.arena.view(bundles.layers[0].rows_offset, shape, np.uint8)
     begin = place - rows.read_begin
-    raw = slots[:, begin : begin + row_bytes(storage, rows.cols)]
-    for first in range(0, rows.num_neurons, DECODED_NEURONS):
+    return slots[:, begin : begin + row_bytes(storage, rows.cols)]
+
+
+def _decoded(
+    run: LayerRun, place: int, storage: StorageType, own: slice = slice(None)
+) -> Iterator[F32]:
+    """The same decoded, of `own` neurons, some at a time."""
+    raw = _raw_rows(run, place, storage)[own]
+    for first in range(0, len(raw), DECODED_NEURONS):
         part = np.ascontiguousarray(raw[first : first + DECODED_NEURONS])
-        yield decode_neuron_rows(storage, part, rows.cols)
+        yield decode_neuron_rows(storage, part, run.spec.d_model)

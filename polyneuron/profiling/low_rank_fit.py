@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyneuron.io.predictor_file import LayerPredictor, PredictorInput
-from polyneuron.profiling.calibration import LayerSample
 from polyneuron.profiling.low_rank import (
     Directions,
     earlier_inputs,
@@ -32,6 +31,7 @@ from polyneuron.profiling.predictors import (
     predictor_bytes,
     predictor_input,
 )
+from polyneuron.profiling.sample import LayerSample
 from polyneuron.profiling.standard_scores import (
     ACTIVITY_WEIGHTS,
     ScoreMap,
@@ -102,8 +102,16 @@ def rank_stages(d_model: int, rank: int) -> list[list[int]]:
 
 def fit_low_rank(sample: LayerSample, settings: PredictorSettings) -> Fitted:
     """One layer's predictor at the rank that costs least."""
-    known = calibrated(sample, settings)
-    gate = sample.weights.deciding.values()
+    known, best = calibrated(sample, settings), best_candidate(sample, settings)
+    found = directions_of(known, sample.weights.deciding.values(), best.rank, settings)
+    made = map_of(known, found, best.rank, best.weight, settings)
+    predictor = LayerPredictor(made.fc1, made.fc2, best.threshold_u - made.shift)
+    return judged(predictor, sample, settings)
+
+
+def best_candidate(sample: LayerSample, settings: PredictorSettings) -> Candidate:
+    """The rank that costs least, and its thresholds."""
+    known, gate = calibrated(sample, settings), sample.weights.deciding.values()
     cost = neuron_costs(known.contribution)
     candidates: list[Candidate] = []
     for ranks in rank_stages(gate.shape[1], settings.rank):
@@ -111,10 +119,7 @@ def fit_low_rank(sample: LayerSample, settings: PredictorSettings) -> Fitted:
         best = min(candidates, key=lambda candidate: candidate.cost)
         if best.rank != ranks[-1]:
             break
-    found = directions_of(known, gate, best.rank, settings)
-    made = map_of(known, found, best.rank, best.weight, settings)
-    predictor = LayerPredictor(made.fc1, made.fc2, best.threshold_u - made.shift)
-    return judged(predictor, sample, settings)
+    return best
 
 
 def _candidates(

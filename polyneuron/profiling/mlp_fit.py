@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from polyneuron.errors import EngineError
 from polyneuron.io.predictor_file import LayerPredictor
-from polyneuron.profiling.calibration import LayerSample
 from polyneuron.profiling.low_rank_fit import (
     Calibrated,
     calibrated,
@@ -43,6 +42,7 @@ from polyneuron.profiling.predictors import (
     predictor_bytes,
     scores,
 )
+from polyneuron.profiling.sample import LayerSample
 from polyneuron.profiling.statistics import carried_by
 from polyneuron.profiling.thresholds import LEAST_U, MOST_U, NEVER, choose_thresholds
 

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyneuron.io.predictor_file import LayerPredictor
-from polyneuron.profiling.calibration import LayerSample
 from polyneuron.profiling.predictors import Fitted, PredictorSettings, judged
+from polyneuron.profiling.sample import LayerSample
 
 
 def oracle(gate: NDArray[np.float32]) -> LayerPredictor:

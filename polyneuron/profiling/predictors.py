@@ -12,8 +12,8 @@ from polyneuron.errors import ConfigError
 from polyneuron.io.ncf_format import stored_bytes
 from polyneuron.io.predictor_file import LayerPredictor, PredictorInput
 from polyneuron.kernels.quant import StorageType, pack_tiles_from_f32
-from polyneuron.profiling.calibration import LayerSample
 from polyneuron.profiling.layer_weights import TiledMatrix
+from polyneuron.profiling.sample import LayerSample
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]

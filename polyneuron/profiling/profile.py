@@ -29,6 +29,7 @@ from polyneuron.io.predictor_file import (
 from polyneuron.io.predictor_import import PredictorImport
 from polyneuron.io.profile_file import (
     ActivationBounds,
+    LayerProfile,
     Profile,
     layer_of,
     profile_path,
@@ -40,12 +41,13 @@ from polyneuron.model.spec import ModelSpec
 from polyneuron.profiling.activation_bounds import check_bounds_wanted, find_bounds
 from polyneuron.profiling.calibration import (
     Calibration,
-    LayerSample,
     check_sparse,
     cut_sequences,
 )
+from polyneuron.profiling.expert_fit import fit_experts
+from polyneuron.profiling.expert_statistics import expert_layer_profile
 from polyneuron.profiling.kinds import Fit, fit_of
-from polyneuron.profiling.predictors import PredictorSettings
+from polyneuron.profiling.predictors import Fitted, PredictorSettings
 from polyneuron.profiling.recorded import (
     Recorded,
     layer_block,
@@ -122,10 +124,9 @@ def make_profile(
         resumed = journal.num_layers
         calibration = _begin(ncf, spec, sequences, journal)
         calibration.bounds = bounds.values if bounds else ()
-        for sample in calibration.layers(progress):
-            found = _record(sample, settings, imported)
-            if head is not None:
-                found["needed"] = layer_block(sample)
+        fit = None if settings is None else fit_of(settings, imported)
+        is_recorded = head is not None
+        for found in _layer_records(calibration, settings, fit, progress, is_recorded=is_recorded):
             journal.add(pack_arrays(found), calibration.stream.tobytes())
         made = _write(ncf, spec, sequences, settings, journal, resumed, bounds)
         if record is not None and head is not None:
@@ -176,14 +177,29 @@ def _begin(
     return Calibration(ncf, spec, sequences, stream, journal.num_layers)
 
 
-def _record(
-    sample: LayerSample, settings: PredictorSettings | None, imported: PredictorImport | None
-) -> dict[str, Any]:
-    """What is kept of a layer."""
-    record: dict[str, Any] = {"profile": layer_profile(sample).plain()}
-    if settings is not None:
-        fit: Fit = fit_of(settings, imported)
-        fitted = fit(sample, settings)
+def _layer_records(
+    calibration: Calibration,
+    settings: PredictorSettings | None,
+    fit: Fit | None,
+    progress: Callable[[int, int], None],
+    *,
+    is_recorded: bool,
+) -> Iterator[dict[str, Any]]:
+    """What is kept of each layer; a mixture's is counted and fitted expert by expert."""
+    if calibration.spec.experts is None:
+        for sample in calibration.layers(progress):
+            fitted = fit(sample, settings) if fit and settings else None
+            needed = {"needed": layer_block(sample)} if is_recorded else {}
+            yield _record(layer_profile(sample), fitted) | needed
+        return
+    for layer in calibration.expert_layers(progress):
+        profile = expert_layer_profile(layer)
+        yield _record(profile, fit_experts(layer, settings, fit) if fit and settings else None)
+
+
+def _record(profile: LayerProfile, fitted: Fitted | None) -> dict[str, Any]:
+    record: dict[str, Any] = {"profile": profile.plain()}
+    if fitted is not None:
         found = fitted.predictor
         record["predictor"] = {name: getattr(found, name) for name in PREDICTOR_ARRAYS}
         record["report"] = fitted.report.plain()
@@ -205,7 +221,7 @@ def _write(
     named: list[NDArray[np.float32]] = []
     for record in _records(journal):
         plain = Fields(str(journal.path), "a layer", record["profile"])
-        layers.append(layer_of(plain, spec.d_ff))
+        layers.append(layer_of(plain, spec.num_neurons))
         reports.append(record.get("report", {}))
         named += [record["named"]] if "named" in record else []
     report: dict[str, Any] = {}
@@ -219,7 +235,7 @@ def _write(
         )  # fmt: skip
         ranks = [int(layer["rank"]) for layer in reports]
         made = (LayerPredictor(**record["predictor"]) for record in _records(journal))
-        shape = (spec.d_ff, spec.d_model)
+        shape = (spec.num_neurons, spec.d_model)
         write_predictors(
             predictors, key, info, ranks, made, shape, named=np.stack(named), force=True
         )

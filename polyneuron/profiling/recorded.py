@@ -16,7 +16,7 @@ from polyneuron.io.predictor_file import model_key, predictor_path
 from polyneuron.io.profile_file import profile_path
 from polyneuron.model.spec import ModelSpec
 from polyneuron.planning.bundles import neuron_rows
-from polyneuron.profiling.calibration import LayerSample
+from polyneuron.profiling.sample import LayerSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,11 @@ def recording_head(
     ncf: NcfFile, spec: ModelSpec, sequences: list[list[int]], text_key: str, output: Path
 ) -> TraceHead:
     """What is recorded of a text; ConfigError when there is no room for it."""
+    if spec.experts is not None:
+        raise ConfigError(
+            f"--record {output}: what tokens need of a mixture of experts is not recorded; leave "
+            "it out"
+        )
     has_bundles = ncf.manifest.layout is Layout.BUNDLES
     task = neuron_rows(ncf.manifest).cluster_neurons if has_bundles else 0
     ends = list(accumulate(len(sequence) for sequence in sequences))

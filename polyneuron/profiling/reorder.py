@@ -44,6 +44,11 @@ def check_reorder(path: Path, output: Path, force: bool) -> None:
             f"--reorder {output}: only bundles have an order, and {path} keeps its feed-forward "
             "weights as tiles; convert its source with --layout bundles"
         )
+    if ncf.manifest.spec.get("experts"):
+        raise ConfigError(
+            f"--reorder {output}: neurons of experts are cached one by one wherever they lie, so "
+            "an order would gain nothing; leave it out"
+        )
     check_output(output)
     if output.exists() and output.samefile(path):
         raise ConfigError(f"--reorder {output}: the model itself; give another name")

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from polyneuron.io.predictor_file import LayerPredictor, PredictorInput
 from polyneuron.kernels.quant import BLOCK_COLS
-from polyneuron.profiling.calibration import LayerSample
 from polyneuron.profiling.low_rank import earlier_inputs
 from polyneuron.profiling.predictors import (
     Fitted,
@@ -28,6 +27,7 @@ from polyneuron.profiling.predictors import (
     predictor_input,
     scores,
 )
+from polyneuron.profiling.sample import LayerSample
 from polyneuron.profiling.thresholds import choose_thresholds
 
 F32 = NDArray[np.float32]

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyneuron.io.profile_file import BATCHES, LayerProfile
-from polyneuron.profiling.calibration import LayerSample
 from polyneuron.profiling.neuron_order import bundle_order
+from polyneuron.profiling.sample import LayerSample
 
 Bools = NDArray[np.bool_]
 CARRIED = (0.1, 0.2, 0.3, 0.5)
@@ -71,14 +71,19 @@ def overlap_of(active: Bools, starts: Sequence[int]) -> tuple[float, float]:
     And the part that would be, if tokens had only the neurons' rates in common. The first tokens of
     sequences are not counted.
     """
+    both, total = overlap_counts(active, starts)
+    rates = active.mean(axis=0)
+    by_chance = float(np.square(rates).sum() / max(float(rates.sum()), 1e-12))
+    return both / max(1, total), by_chance
+
+
+def overlap_counts(active: Bools, starts: Sequence[int]) -> tuple[int, int]:
+    """Active neurons (tokens, n) that the token before activates, too, and all of them."""
     follows = np.ones(len(active), bool)
     follows[list(starts)] = False
     rows = np.flatnonzero(follows)
     both = sum(int(np.count_nonzero(active[row] & active[row - 1])) for row in rows)
-    total = sum(int(np.count_nonzero(active[row])) for row in rows)
-    rates = active.mean(axis=0)
-    by_chance = float(np.square(rates).sum() / max(float(rates.sum()), 1e-12))
-    return both / max(1, total), by_chance
+    return both, sum(int(np.count_nonzero(active[row])) for row in rows)
 
 
 def tail_coactivation(active: Bools) -> tuple[float, float]:

@@ -15,11 +15,11 @@ from polyneuron.model.convert import convert
 from polyneuron.model.ncf_spec import spec_of
 from polyneuron.profiling.calibration import (
     Calibration,
-    LayerSample,
     check_sparse,
     cut_sequences,
 )
 from polyneuron.profiling.layer_weights import TiledMatrix
+from polyneuron.profiling.sample import LayerSample
 from tests.support.local_engine import LocalEngine
 from tests.support.reference_model import ReferenceModel
 from tests.support.sparse_models import sparse_models

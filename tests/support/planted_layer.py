@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from polyneuron.profiling.calibration import LayerSample
+from polyneuron.profiling.sample import LayerSample
 
 D_MODEL, D_FF, NUM_TOKENS = 128, 256, 480
 

@@ -8,7 +8,6 @@ import pytest
 from polyneuron.errors import ConfigError
 from polyneuron.io.predictor_file import PredictorInput
 from polyneuron.kernels.quant import StorageType
-from polyneuron.profiling.calibration import LayerSample
 from polyneuron.profiling.low_rank import leading_directions, own_inputs
 from polyneuron.profiling.low_rank_fit import fit_low_rank, orthogonal_to, rank_stages
 from polyneuron.profiling.oracle_fit import oracle
@@ -17,6 +16,7 @@ from polyneuron.profiling.predictors import (
     PredictorSettings,
     judged,
 )
+from polyneuron.profiling.sample import LayerSample
 from tests.support.planted_layer import D_FF, D_MODEL, planted
 
 ATTENTION, FFN = PredictorInput.ATTENTION, PredictorInput.FFN
