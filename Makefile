@@ -16,7 +16,7 @@ KERNEL_SOURCES := kernels/build_kernels.py $(wildcard kernels/src/*.c kernels/sr
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test lint bench model-7b bench-7b bench-streaming bench-exact bench-io bench-rows
-.PHONY: bench-sparse bench-prefill bench-simulate bench-replay scenarios paper
+.PHONY: bench-sparse bench-moe bench-prefill bench-simulate bench-replay scenarios paper
 .PHONY: clean distclean check-tools
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo "make bench-streaming  the same file in 3 GiB of memory, beside llama.cpp's mmap (needs cgroups)"
 	@echo "make bench-exact      a sparse 7B with half of its feed forward on flash, beside the same"
 	@echo "make bench-sparse     the same with predictors: in memory, on flash, ladder, sweep, best of 4"
+	@echo "make bench-moe        mixtures of experts a quarter as deep as real ones, in 2 GiB, beside the same"
 	@echo "make bench-prefill    prompts: in memory, with half of the feed forward on flash, of the int8 peak"
 	@echo "make bench-rows  products with scattered rows beside those with tiles"
 	@echo "make bench-io   the reading of files beside a bare loop of reads on this disk"
@@ -83,6 +84,9 @@ bench-exact: $(VENV)/.stamp-peer
 
 bench-sparse: $(VENV)/.stamp-peer
 	@$(VENV_PYTHON) -m tests.bench.sparse $(PARTS)
+
+bench-moe: $(VENV)/.stamp-peer
+	@$(VENV_PYTHON) -m tests.bench.mixtures $(PARTS)
 
 bench-prefill: $(VENV)/.stamp-peer $(VENV)/.stamp-model
 	@$(VENV_PYTHON) -m tests.bench.prefill $(PARTS)

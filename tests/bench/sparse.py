@@ -94,10 +94,10 @@ def flash() -> Iterator[Verdict]:
         for when, speeds in probe.items():
             yield Verdict("-", f"disk {when}", disk_speeds(speeds), "-", "-")
         own = next(row for row in rows if row.get("engine") == "polyneuron")
-        yield bound_verdict(work, own, [speeds[-1] for speeds in probe.values()])
+        yield bound_verdict("4", work, own, [speeds[-1] for speeds in probe.values()])
 
 
-def bound_verdict(work: str, own: dict[str, Any], probes: Rows) -> Verdict:
+def bound_verdict(number: str, work: str, own: dict[str, Any], probes: Rows) -> Verdict:
     """Our rate beside what the disk's reads allow: bytes a token by the raw rate of such reads."""
     rate = max(probe["bytes_per_second"] for probe in probes)
     reads = max(probe["reads_per_second"] for probe in probes)
@@ -105,7 +105,7 @@ def bound_verdict(work: str, own: dict[str, Any], probes: Rows) -> Verdict:
     is_slow = reads < PROBE_READS_MIN  # else the ratio is the bar, and the processor the bound
     verdict = judged(share >= OF_BOUND_MIN) if is_slow else "-"
     bar = f">= {OF_BOUND_MIN:.0%}" if is_slow else "-"
-    return Verdict("4", f"{work}: of the disk's bound", f"{share:.0%}", bar, verdict)
+    return Verdict(number, f"{work}: of the disk's bound", f"{share:.0%}", bar, verdict)
 
 
 def ladder() -> Iterator[Verdict]:

@@ -59,4 +59,4 @@ def test_sweep_says_where_more_memory_is_slower(
 def test_the_disk_is_the_bound_only_where_it_is_slow(reads: float, verdict: str) -> None:
     probe = {"bytes_per_second": reads * 7168, "reads_per_second": reads}
     own = make_row(13.0, io_bytes_per_token=10_000_000)
-    assert sparse.bound_verdict("work", own, [probe]).verdict == verdict
+    assert sparse.bound_verdict("4", "work", own, [probe]).verdict == verdict
