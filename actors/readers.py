@@ -41,7 +41,8 @@ class Readers:
             phases = (Phase.PREFILL, Phase.DECODE)
             schedules = [list(self._layout.loads(phase)) for phase in phases]
             trace = self._layout.at("trace.stream") if self._layout.config.trace else 0
-            stream = self._io_actor.stream.remote(offset, schedules, trace, self.faults)
+            experts = self._layout.expert_pieces
+            stream = self._io_actor.stream.remote(offset, schedules, trace, experts, self.faults)
             self._running.append(stream)
         if self._layout.has_neuron_cache:
             offset = self._layout.at("boards.reads")

@@ -19,6 +19,7 @@ from polyneuron.backends.spec import parse_npu
 from polyneuron.clock import MonotonicClock
 from polyneuron.io.arena_loader import Reads, read_all
 from polyneuron.io.device_faults import DeviceFaults
+from polyneuron.io.expert_pieces import ExpertPieces
 from polyneuron.io.file_device import DeviceOptions, open_device
 from polyneuron.io.layer_reader import LayerReader
 from polyneuron.io.ncf_format import NcfSection
@@ -176,16 +177,22 @@ class IoShell:
 
     @ray.method(concurrency_group="loop")
     def stream(
-        self, offset: int, schedules: list[list[NcfSection]], trace: int, faults: DeviceFaults
+        self,
+        offset: int,
+        schedules: list[list[NcfSection]],
+        trace: int,
+        experts: ExpertPieces | None,
+        faults: DeviceFaults,
     ) -> None:
         """Keep the stage buffers filled until the stream stops or a read fails for good.
 
-        `trace` is where the ring for records of its reads lies, 0: none are kept.
+        `trace` is where the ring for records of its reads lies, 0: none are kept; `experts` are
+        what the loads of prompts are made up of.
         """
         keep_to(self._cores)
         with open_device(self._path) as file:
             device = faults.wrap(file, MonotonicClock())
-            LayerReader(device, self._arena, offset, schedules, trace).run()
+            LayerReader(device, self._arena, offset, schedules, trace, experts).run()
 
     @ray.method(concurrency_group="loop")
     def read_neurons(

@@ -277,6 +277,10 @@ class Arena:
         """Wait until the reader has begun the list wanted last; False when the time is over."""
         return bool(lib.layer_stream_wait_serving(self.base, offset, timeout_ns))
 
+    def routed_loads(self, offset: int) -> int:
+        """Loads below this number are of layers whose experts are chosen, as far as they matter."""
+        return int(lib.layer_stream_routed(self.base, offset))
+
     def begin_stream(self, offset: int) -> None:
         """The reader: begin the list of loads that is wanted."""
         lib.layer_stream_begin(self.base, offset)

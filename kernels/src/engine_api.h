@@ -96,7 +96,7 @@ struct step_op {
                                  OP_EMBED the row of up_weight that position 0 has */
     uint32_t cols;
     uint32_t num_heads;       /* with `routes`: experts of a token */
-    uint32_t num_kv_heads;
+    uint32_t num_kv_heads;    /* for OP_ROUTE loads of a pass up to this layer's end, or 0 */
     uint32_t head_dim;
     uint32_t rotary_dim;
     uint32_t rope_layout;
@@ -234,7 +234,9 @@ struct layer_stream {
     uint32_t landed;          /* loads whose bytes are in place; executors wait on it */
     uint32_t pad0[15];
     uint32_t consumed;        /* loads whose buffers are free again; the reader waits on it */
-    uint32_t pad1[15];
+    uint32_t routed;          /* of loads below it, the running layer's, the experts are chosen */
+    uint64_t routes;          /* offset of struct routes, with `routed` */
+    uint32_t pad1[12];
     uint32_t error;           /* errno of a load that failed for good, 0 */
     uint32_t num_loads;       /* of a pass */
     uint32_t num_buffers;
@@ -311,6 +313,9 @@ uint32_t layer_stream_end_pass(void *base, uint64_t offset);
 void layer_stream_switch(void *base, uint64_t offset, uint32_t schedule, uint32_t num_loads);
 /* Wait until the reader has begun the list wanted last: 1, or 0 when the time is over. */
 int layer_stream_wait_serving(void *base, uint64_t offset, int64_t timeout_ns);
+/* What `routed` says, and of loads below it `routes` tells the experts: none that lies before the
+ * one to be read next, since no layer ends before its loads have landed. */
+uint32_t layer_stream_routed(void *base, uint64_t offset);
 /* The reader, with nothing under way: begin the list that is wanted. */
 void layer_stream_begin(void *base, uint64_t offset);
 /* Stop the reader, or report a load that failed for good; wakes everybody who waits. */

@@ -42,6 +42,11 @@ void layer_stream_switch(void *base, uint64_t offset, uint32_t schedule, uint32_
     futex_wake_all(&stream->consumed);
 }
 
+uint32_t layer_stream_routed(void *base, uint64_t offset) {
+    struct layer_stream *stream = at(base, offset);
+    return __atomic_load_n(&stream->routed, __ATOMIC_ACQUIRE);
+}
+
 int layer_stream_wait_serving(void *base, uint64_t offset, int64_t timeout_ns) {
     struct layer_stream *stream = at(base, offset);
     uint32_t serving = __atomic_load_n(&stream->serving, __ATOMIC_ACQUIRE);
@@ -52,7 +57,7 @@ int layer_stream_wait_serving(void *base, uint64_t offset, int64_t timeout_ns) {
 
 void layer_stream_begin(void *base, uint64_t offset) {
     struct layer_stream *stream = at(base, offset);
-    stream->landed = stream->consumed = 0;
+    stream->landed = stream->consumed = stream->routed = 0;
     word_store_wake(&stream->serving, __atomic_load_n(&stream->schedule, __ATOMIC_ACQUIRE));
 }
 

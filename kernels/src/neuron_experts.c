@@ -62,6 +62,15 @@ static void place_entries(struct routes *routes, const uint32_t *count) {
     routes->num_chosen = num;
 }
 
+/* Of a streamed layer only chosen experts need to be read from now on. */
+static void tell_reader(void *base, const struct step_op *op, const struct step_params *step) {
+    if (!op->num_kv_heads)
+        return;
+    struct layer_stream *stream = at(base, step->stream);
+    stream->routes = op->routes;
+    __atomic_store_n(&stream->routed, step->stream_base + op->num_kv_heads, __ATOMIC_RELEASE);
+}
+
 /* in: logits (tokens, rows), which are overwritten. */
 void run_route(void *base, const struct step_op *op, const struct step_params *step) {
     struct routes *routes = at(base, op->routes);
@@ -92,6 +101,7 @@ void run_route(void *base, const struct step_op *op, const struct step_params *s
             weight[entry] = ((const float *)at(base, op->in + t * op->in_stride))[i];
             of_token[t * num + i] = entry;
         }
+    tell_reader(base, op, step);
 }
 
 void run_gather(void *base, const struct step_op *op, uint32_t first, uint32_t last) {

@@ -15,6 +15,7 @@ import numpy as np
 
 from polyneuron.config import FeedForwardMode, Phase
 from polyneuron.errors import UnsupportedError
+from polyneuron.io.expert_pieces import ExpertPieces
 from polyneuron.io.ncf_format import (
     BUNDLE_ALIGN,
     PAGE_BYTES,
@@ -310,6 +311,16 @@ class BundlePlan:
     def pieces(self) -> list[range]:
         """The neurons of a streamed layer that pass through the stage together."""
         return self.rows.pieces(self.pinned_neurons)
+
+    @property
+    def expert_pieces(self) -> ExpertPieces | None:
+        """How a prompt's loads are made up of experts; None where there are none."""
+        rows = self.rows
+        if not rows.has_experts:
+            return None
+        each = rows.bundle_bytes
+        pieces = len(self.pieces())
+        return ExpertPieces(pieces, rows.piece_neurons * each, rows.expert_neurons * each)
 
     def loads(self, phase: Phase) -> tuple[NcfSection, ...]:
         """What passes through the stage in one pass of a phase, piece by piece."""

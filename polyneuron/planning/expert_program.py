@@ -46,7 +46,7 @@ def add_expert_feed_forward(compiler: Compiler, bundles: BundlePlan, layer: int)
     readers += predictor_readers(compiler, layer, PredictorInput.FFN)
     compiler.ffn_norm(layer, [*readers, router])
     _add_router(compiler, layer, router)
-    _add_route(compiler, layer)
+    _add_route(compiler, layer, bundles)
     values = shared_fields(compiler, bundles, layer) | _route_fields(compiler)
     if compiler.phase is Phase.PREFILL:
         _add_shared(compiler, layer)
@@ -80,12 +80,15 @@ def _add_router(compiler: Compiler, layer: int, router: WeightPlace) -> None:
     )  # fmt: skip
 
 
-def _add_route(compiler: Compiler, layer: int) -> None:
-    experts = _experts(compiler)
+def _add_route(compiler: Compiler, layer: int, bundles: BundlePlan) -> None:
+    experts, loads = _experts(compiler), 0
+    if bundles.is_streamed(layer, compiler.phase):
+        loads = bundles.first_load(compiler.phase, layer) + len(bundles.pieces()) - 1
     kind = RouteKind.NORMALISED if experts.is_normalised else RouteKind.SHARES
     compiler.add(
         kind=OpKind.ROUTE, layer=layer, unit=compiler.dense_unit, rows=experts.num_experts,
-        activation=int(kind), **compiler.buffer("router", "in"), **_route_fields(compiler),
+        activation=int(kind), num_kv_heads=loads, **compiler.buffer("router", "in"),
+        **_route_fields(compiler),
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from polyneuron.backends.notice import NOTICE_BYTES
 from polyneuron.config import EngineConfig, FeedForwardMode, Phase
+from polyneuron.io.expert_pieces import ExpertPieces
 from polyneuron.io.ncf_format import Layout, NcfManifest, NcfSection, round_up
 from polyneuron.io.predictor_file import PredictorFile
 from polyneuron.kernels.arena import board_bytes, neuron_reads_bytes, routes_bytes
@@ -134,6 +135,11 @@ class ArenaLayout:
         if self.bundles:
             return self.bundles.loads(phase)
         return tuple(place.section for place in self.streamed)
+
+    @property
+    def expert_pieces(self) -> ExpertPieces | None:
+        """How a prompt's loads are made up of experts; None where there are none."""
+        return self.bundles.expert_pieces if self.bundles else None
 
     @property
     def is_streaming(self) -> bool:

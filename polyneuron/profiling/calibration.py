@@ -19,12 +19,12 @@ from polyneuron.io.ncf_reader import NcfFile
 from polyneuron.io.section_range import SectionRange
 from polyneuron.kernels.gemv import gather_row
 from polyneuron.kernels.quant import TILE_ROWS, tile_bytes
+from polyneuron.kernels.routes import Routes, read_routes
 from polyneuron.model.ncf_plan import SPARSE_KINDS
 from polyneuron.model.spec import ModelSpec
 from polyneuron.profiling.expert_sample import ExpertLayer
 from polyneuron.profiling.layer_run import LayerRun
 from polyneuron.profiling.layer_weights import layer_weights
-from polyneuron.profiling.routes import Routes, read_routes
 from polyneuron.profiling.sample import LayerSample, check_finite
 
 F32 = NDArray[np.float32]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from polyneuron.kernels.routes import Routes
 from polyneuron.profiling.layer_run import LayerRun
 from polyneuron.profiling.layer_weights import deciding_rows, expert_weights
-from polyneuron.profiling.routes import Routes
 from polyneuron.profiling.sample import LayerSample, check_finite
 
 F32 = NDArray[np.float32]

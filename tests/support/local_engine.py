@@ -151,7 +151,9 @@ class LocalEngine:
         offset = self.layout.at("boards.stream")
         trace = self.layout.at("trace.stream") if self.config.trace else 0
         with open_device(self.source.path) as device:
-            LayerReader(self._wrap(device), self.arena, offset, schedules, trace).run()
+            experts = self.layout.expert_pieces
+            reader = LayerReader(self._wrap(device), self.arena, offset, schedules, trace, experts)
+            reader.run()
 
     def _read_neurons(self) -> None:
         """Perform the reads executors order until the ring stops."""

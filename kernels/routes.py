@@ -1,4 +1,4 @@
-"""Which experts the tokens of a step chose, as the engine's arena tells it (`struct routes`)."""
+"""Which experts the tokens of a step chose in the running layer (`struct routes`)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,18 @@ class Routes:
     tokens: Words
     """(entries)"""
 
+    @property
+    def chosen(self) -> NDArray[np.bool_]:
+        """(num_experts): whether some token chose it."""
+        return np.diff(self.starts.astype(np.int64)) > 0
+
     def entries(self, expert: int) -> slice:
         """Those of one expert."""
         return slice(int(self.starts[expert]), int(self.starts[expert + 1]))
 
 
 def read_routes(arena: Arena, offset: int) -> Routes:
-    """Of the step that has just been computed."""
+    """Of the layer whose router has computed last."""
     num_experts, num_used, _, most = arena.view(offset, (HEAD_WORDS,), np.uint32)
     starts_at = offset + 4 * HEAD_WORDS
     starts = arena.view(starts_at, (int(num_experts) + 1,), np.uint32).copy()
