@@ -1,4 +1,4 @@
-"""The recording that a scenario plays, and what must fit it: the model, and nothing stated beside."""
+"""The recording that a scenario plays, and what must fit it: the model, and nothing beside it."""
 
 from __future__ import annotations
 
