@@ -21,9 +21,11 @@ from polyneuron.scenarios.script import load_script
 from polyneuron.scenarios.simulated_engine import SimulatedEngine, StepOutcome
 from polyneuron.scenarios.simulation import SimulatedRun, simulate
 from polyneuron.scenarios.timeline_sink import KeptTimeline
+from tests.support import sparse_files
 from tests.support.program import run
 from tests.support.recordings import made_up, write_masks
 from tests.support.simulated import EXPERTS, ROOT, TINY_MODEL, script, write_script
+from tests.support.sparse_files import write_sparse_file
 
 LAYERS, NEURONS, TOKENS = 3, 512, 50
 MASKS = made_up(LAYERS, TOKENS, NEURONS)
@@ -175,6 +177,14 @@ class TestRefused:
 
     def test_experts(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert "tiny-experts has experts" in self.refusal(folder, capsys, model=EXPERTS)
+
+    def test_another_file(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """As many layers and neurons, and yet not the model that was run."""
+        write_sparse_file(folder)
+        write_masks(folder / "text.trace", made_up(sparse_files.LAYERS, 40, sparse_files.NEURONS))
+        said = self.refusal(folder, capsys, model='[model]\nfile = "sparse.ncf"\n')
+        assert "activity.trace" in said and "is of another file than" in said
+        assert "record it with polyneuron profile --record" in said
 
     def test_damage_and_cuts(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path = folder / "text.trace"

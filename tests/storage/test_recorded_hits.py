@@ -15,11 +15,14 @@ from polyneuron.model.convert import convert
 from polyneuron.model.tokenizer import Tokenizer
 from polyneuron.planning.bundles import BundlePlan
 from polyneuron.profiling.profile import make_profile
+from polyneuron.scenarios.device_model import DeviceModel
 from polyneuron.scenarios.result import Figures
 from polyneuron.scenarios.script import load_script
-from polyneuron.scenarios.simulation import simulate
+from polyneuron.scenarios.simulation import SimulatedRun, simulate
 from tests.support.local_engine import LocalEngine
+from tests.support.made_up_device import make_device
 from tests.support.models import DRELU, NO_DRELU
+from tests.support.predictors import write_oracle
 from tests.support.recordings import engine_scenario
 from tests.support.sparse_models import sparse_models
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -51,11 +54,11 @@ class Ran:
         return simulate(load_script(path), None)
 
 
-def ran(model: Path, prompt: list[int], share: float, workers: int = 1) -> Ran:
-    """An answer in exact mode with a part of the neurons cached."""
+def ran(model: Path, prompt: list[int], share: float, workers: int = 1, mode: str = "exact") -> Ran:
+    """An answer with a part of the neurons cached."""
     settings = {
-        "num_workers": workers, "num_npu_threads": 0, "mode": FeedForwardMode.EXACT,
-        "ffn_resident": share, "num_ctx": 256,
+        "num_workers": workers, "num_npu_threads": 0, "mode": FeedForwardMode(mode),
+        "ffn_resident": share, "num_ctx": 256, "hot_clusters": (2,),
     }  # fmt: skip
     with LocalEngine(model, **settings) as engine:
         bundles = engine.layout.bundles
@@ -72,21 +75,63 @@ def ran(model: Path, prompt: list[int], share: float, workers: int = 1) -> Ran:
                bundles)  # fmt: skip
 
 
+def tiny_model(folder: Path, name: str) -> Path:
+    """Random weights in bundles."""
+    model = folder / "tiny.ncf"
+    source = write_tiny_gguf(folder / "tiny.gguf", sparse_models(6)[name])
+    convert(source, model, layout=Layout.BUNDLES)
+    return model
+
+
+def random_prompt() -> list[int]:
+    prompt: list[int] = np.random.default_rng(3).integers(3, 90, PROMPT_TOKENS).tolist()
+    return prompt
+
+
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("name", sparse_models(1))
 def test_recording_gives_the_engines_hits_and_reads(
     tmp_path: Path, name: str, share: float
 ) -> None:
-    model = tmp_path / "tiny.ncf"
-    source = write_tiny_gguf(tmp_path / "tiny.gguf", sparse_models(6)[name])
-    convert(source, model, layout=Layout.BUNDLES)
-    prompt = np.random.default_rng(3).integers(3, 90, PROMPT_TOKENS).tolist()
-    engine = ran(model, prompt, share)
+    model = tiny_model(tmp_path, name)
+    engine = ran(model, random_prompt(), share)
     figures = engine.recorded(model, tmp_path)
     assert engine.misses > 0
     assert figures["miss_rate"] == engine.misses / (engine.hits + engine.misses)
     assert figures["reads_per_token"] == engine.reads / (NUM_TOKENS - 1)
     assert figures["bytes_per_token"] == engine.bytes / (NUM_TOKENS - 1)
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("mode", ["exact", "predicted"])
+def test_model_files_give_them_by_the_engines_own_plan(
+    tmp_path: Path, mode: str, share: float
+) -> None:
+    """In predicted mode with a predictor that names what exact mode computes."""
+    model = tiny_model(tmp_path, "drelu")
+    write_oracle(model)
+    engine = ran(model, random_prompt(), share, mode=mode)
+    make_profile(model, engine.tokens, None, record=tmp_path / "text.trace")
+    script = load_script(write_page(tmp_path, mode, share))
+    run = SimulatedRun(script, None, DeviceModel.of_profile(make_device(), 8 << 30))
+    assert run.engine.cold_slots == engine.bundles.cold_slots
+    assert run.engine.pinned_neurons == engine.bundles.pinned_neurons
+    assert (run.engine.pinned_neurons > 0) == (mode == "predicted")
+    figures = run.play()
+    assert figures["reads_per_token"] == engine.reads / (NUM_TOKENS - 1)
+    assert figures["bytes_per_token"] == engine.bytes / (NUM_TOKENS - 1)
+
+
+def write_page(folder: Path, mode: str, share: float) -> Path:
+    """A scenario of the tiny model's file, which the engine above ran."""
+    path = folder / "ran.toml"
+    path.write_text(
+        'name = "ran"\n[device]\nprofile = "here"\n[model]\nfile = "tiny.ncf"\n'
+        f'[activity]\ntrace = "text.trace"\n[engine]\nmode = "{mode}"\npolicy = "pipeline"\n'
+        f"ffn_resident = {share}\ncontext = 256\nmax_sequences = 1\nhot_shares = [0.2]\n"
+        f"[[requests]]\nprompt_tokens = {PROMPT_TOKENS}\noutput_tokens = {NUM_TOKENS}\n"
+    )
+    return path
 
 
 @pytest.fixture(scope="module")
