@@ -69,7 +69,9 @@ def amount(num_bytes: int | None) -> str:
 def rope_text(rope: dict[str, Any]) -> str:
     """A rotary embedding in one line; of frequency factors only how many."""
     set_parts = {key: value for key, value in rope.items() if value not in (None, ())}
-    factors = set_parts.pop("frequency_factors", ())
+    long = set_parts.pop("long", {})
+    set_parts |= {key: value for key, value in long.items() if not key.endswith("factors")}
+    factors = set_parts.pop("frequency_factors", ()) or long.get("long_factors", ())
     text = ", ".join(f"{key} {value}" for key, value in set_parts.items())
     return text + (f", {len(factors)} frequency factors" if factors else "")
 

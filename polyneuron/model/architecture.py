@@ -11,7 +11,7 @@ from polyneuron.model.families import FAMILIES, SUPPORTED_FAMILIES, Family, Pres
 from polyneuron.model.fused import split_fused
 from polyneuron.model.metadata import ModelKeys
 from polyneuron.model.refusals import refuse_kind, refuse_pooling
-from polyneuron.model.rope import ROPE_FREQS, read_rope
+from polyneuron.model.rope import ROPE_TENSORS, read_rope
 from polyneuron.model.spec import ExpertSpec, ModelSpec, RopeSpec, tensor_shapes
 
 __all__ = ["ACTIVATIONS", "FAMILIES", "SUPPORTED_FAMILIES", "Family", "Presence", "describe"]
@@ -186,7 +186,9 @@ def _check_tensors(header: GgufHeader, spec: ModelSpec) -> None:
             raise FormatError(
                 f"{header.path}: tensor {name} has shape {found}, but the metadata ask for {shape}"
             )
-    unknown = [t.name for t in header.tensors if t.name not in expected and t.name != ROPE_FREQS]
+    unknown = [
+        t.name for t in header.tensors if t.name not in expected and t.name not in ROPE_TENSORS
+    ]
     if unknown:
         raise UnsupportedError(
             f"{header.path}: tensors that a {spec.family} model does not use, so that leaving them "

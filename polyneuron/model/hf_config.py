@@ -13,9 +13,11 @@ from polyneuron.io.gguf_values import quoted
 from polyneuron.io.json_file import read_json
 from polyneuron.model.architecture import ACTIVATION_KEY
 from polyneuron.model.hf_families import HF_FAMILIES, HF_TYPES, NEUTRAL, HfFamily
+from polyneuron.model.rope import ROPE_LONG, ROPE_SHORT
 
 MAX_SHOWN = 60
 ACTIVATION_NAMES = ("hidden_activation", "hidden_act", "activation_function")
+LONGROPE = ("longrope", "su")
 SCALED_BY_FACTOR = ("linear", "yarn")
 
 
@@ -204,10 +206,12 @@ def _rope(config: HfConfig) -> dict[str, Any]:
         found["rope.dimension_count"] = int(config.head_dim * _number(config, rope, share))
     if kind in (None, "default", "llama3"):  # the last as a tensor, as in a GGUF
         return found
+    if kind in LONGROPE:
+        return found | _long(config, rope)
     if kind not in SCALED_BY_FACTOR:
         config.unsupported(
-            f"rope_type is {shown(kind)}; supported: default linear llama3 yarn, without dynamic "
-            "factors"
+            f"rope_type is {shown(kind)}; supported: default linear llama3 yarn longrope, without "
+            "dynamic factors"
         )
     found["rope.scaling.type"] = kind
     found["rope.scaling.factor"] = _number(config, rope, rope.get("factor"))
@@ -239,6 +243,40 @@ def _yarn(config: HfConfig, rope: Mapping[str, Any]) -> dict[str, Any]:
         "rope.scaling.yarn_beta_fast": float(rope.get("beta_fast") or 32.0),
         "rope.scaling.yarn_beta_slow": float(rope.get("beta_slow") or 1.0),
     }
+
+
+def _long(config: HfConfig, rope: Mapping[str, Any]) -> dict[str, Any]:
+    """LongRoPE's numbers; its divisors are tensors in a GGUF."""
+    for key in ("short_mscale", "long_mscale"):
+        if rope.get(key) is not None:
+            config.unsupported(f"{key} = {shown(rope[key])} of longrope is not supported")
+    key = "original_max_position_embeddings"
+    original = rope.get(key, config.get(key))
+    if not isinstance(original, int) or isinstance(original, bool) or original < 2:
+        config.fail(f"{key} is {shown(original)}; a whole number above 1 is expected for longrope")
+    magnitude, factor = rope.get("attention_factor"), rope.get("factor")
+    if magnitude is None:
+        ratio = config.count("max_position_embeddings") / original
+        ratio = max(1.0, ratio if factor is None else _number(config, rope, factor))
+        magnitude = math.sqrt(1.0 + math.log(ratio) / math.log(original))
+    return {
+        "rope.scaling.original_context_length": original,
+        "rope.scaling.attn_factor": _number(config, rope, magnitude),
+    }
+
+
+def long_factors(config: HfConfig) -> dict[str, tuple[float, ...]]:
+    """LongRoPE's divisors of frequencies by the tensors that hold them; nothing without."""
+    rope = config.rope
+    if rope.get("rope_type", rope.get("type")) not in LONGROPE:
+        return {}
+    found = {}
+    for name, key in ((ROPE_SHORT, "short_factor"), (ROPE_LONG, "long_factor")):
+        values = rope.get(key)
+        if not isinstance(values, list) or not values:
+            config.fail(f"longrope has no {key}; fetch it again")
+        found[name] = tuple(_number(config, rope, value) for value in values)
+    return found
 
 
 def _number(config: HfConfig, rope: Mapping[str, Any], value: Any) -> float:

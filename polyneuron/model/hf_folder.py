@@ -16,7 +16,14 @@ from polyneuron.io.gguf_values import quoted
 from polyneuron.io.json_file import read_json
 from polyneuron.io.model_files import ModelFiles
 from polyneuron.io.safetensors_file import SafetensorsFile, read_safetensors
-from polyneuron.model.hf_config import HfConfig, config_metadata, llama3_factors, read_config, shown
+from polyneuron.model.hf_config import (
+    HfConfig,
+    config_metadata,
+    llama3_factors,
+    long_factors,
+    read_config,
+    shown,
+)
 from polyneuron.model.hf_tensors import Found, TensorTable
 from polyneuron.model.hf_tokenizer import TOKENIZER_FILES, tokenizer_metadata
 from polyneuron.model.rope import ROPE_FREQS
@@ -85,6 +92,8 @@ def _tensors(config: HfConfig, shards: Iterable[SafetensorsFile]) -> TensorTable
     table.add_all(found.values())
     if factors := llama3_factors(config):
         table.add_made(ROPE_FREQS, factors)
+    for name, divisors in long_factors(config).items():
+        table.add_made(name, divisors)
     return table
 
 

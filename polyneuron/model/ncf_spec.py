@@ -17,6 +17,7 @@ from polyneuron.kernels.quant import TILE_ROWS
 from polyneuron.model.block import LLAMA, BlockSpec, NormKind, Residual
 from polyneuron.model.spec import (
     ExpertSpec,
+    LongRopeSpec,
     ModelSpec,
     RopeScaling,
     RopeSpec,
@@ -36,6 +37,8 @@ def plain_spec(spec: ModelSpec) -> dict[str, Any]:
     plain = _plain(asdict(spec))
     if spec.block == LLAMA:
         del plain["block"]
+    if spec.rope.long is None:
+        del plain["rope"]["long"]
     return plain
 
 
@@ -101,9 +104,7 @@ def _spec(fields: Fields, ncf: NcfFile) -> ModelSpec:
         fields.fail(f"has {spec.block.learned_positions} learned positions, {needed} are needed")
     if spec.rope.rotary_dim > spec.head_dim or spec.rope.rotary_dim % 2:
         fields.fail(f"rotates {spec.rope.rotary_dim} of {spec.head_dim} values of a head")
-    factors = len(spec.rope.frequency_factors)
-    if factors not in (0, spec.rope.rotary_dim // 2):
-        fields.fail(f"has {factors} frequency factors for {spec.rope.rotary_dim} values")
+    _check_factors(fields, spec.rope)
     return spec
 
 
@@ -115,6 +116,18 @@ def _experts(fields: Fields) -> ExpertSpec:
         is_normalised=fields.flag("is_normalised"),
         shared_d_ff=fields.count("shared_d_ff", MAX_DIM),
     )
+
+
+def _check_factors(fields: Fields, rope: RopeSpec) -> None:
+    """The divisors that a scaling needs, one for each pair that is rotated."""
+    pairs, long = rope.rotary_dim // 2, rope.long
+    if (rope.scaling is RopeScaling.LONGROPE) != (long is not None):
+        fields.fail(f"has scaling {rope.scaling.value} of rotations and not what it needs")
+    needed = [rope.frequency_factors] if rope.frequency_factors else []
+    needed += [long.short_factors, long.long_factors] if long else []
+    for factors in needed:
+        if len(factors) != pairs:
+            fields.fail(f"has {len(factors)} frequency factors for {rope.rotary_dim} values")
 
 
 def _block(fields: Fields) -> BlockSpec:
@@ -137,6 +150,7 @@ def _block(fields: Fields) -> BlockSpec:
 
 def _rope(fields: Fields) -> RopeSpec:
     yarn = fields.part("yarn") if fields.has("yarn") else None
+    long = fields.part("long") if fields.has("long") else None
     return RopeSpec(
         layout=fields.choice("layout", RopeLayout),
         rotary_dim=fields.count("rotary_dim", MAX_DIM),
@@ -150,6 +164,14 @@ def _rope(fields: Fields) -> RopeSpec:
             original_context=yarn.count("original_context", 1 << 31, 1),
             beta_fast=yarn.number("beta_fast"),
             beta_slow=yarn.number("beta_slow"),
+        ),
+        long=None
+        if long is None
+        else LongRopeSpec(
+            original_context=long.count("original_context", 1 << 31, 1),
+            short_factors=long.numbers("short_factors"),
+            long_factors=long.numbers("long_factors"),
+            magnitude=long.number("magnitude"),
         ),
     )
 

@@ -14,6 +14,7 @@ class RopeScaling(Enum):
     LINEAR = "linear"
     LLAMA3 = "llama3"
     YARN = "yarn"
+    LONGROPE = "longrope"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,19 @@ class YarnSpec:
     original_context: int
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LongRopeSpec:
+    """LongRoPE's parameters: a context chooses its divisors once, by its length."""
+
+    original_context: int
+    """Positions up to which `short_factors` count."""
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    """rotary_dim / 2 divisors of the frequencies each."""
+    magnitude: float = 1.0
+    """Factor of cosines and sines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +52,7 @@ class RopeSpec:
     frequency_factors: tuple[float, ...] = ()
     """Of llama3 scaling: rotary_dim / 2 divisors of the frequencies."""
     yarn: YarnSpec | None = None
+    long: LongRopeSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,17 @@ FAMILY_CASES: dict[str, TinyModel] = {
     ),
     "mistral_window": replace(_SMALL, family="mistral", seed=22, window=9),
     "phi3": replace(_SMALL, family="phi3", seed=23, rotary_dim=6, window=11, tied_head=False),
+    "phi3_long": replace(
+        _SMALL, family="phi3", seed=29, rotary_dim=6, window=0, rope_scaling=RopeScaling.LONGROPE
+    ),
+    "phi3_short": replace(
+        _SMALL,
+        family="phi3",
+        seed=30,
+        window=0,
+        rope_scaling=RopeScaling.LONGROPE,
+        original_context=256,
+    ),
     "stablelm": replace(
         _SMALL, family="stablelm", seed=24, rotary_dim=2, qkv_bias=True, tied_head=False
     ),
@@ -60,8 +71,8 @@ FAMILY_CASES: dict[str, TinyModel] = {
     "llama_relu_no_gate": replace(_SMALL, seed=12, activation="relu", has_gate=False),
 }
 DENSE_CASES = (
-    "gemma", "gemma2", "gemma3", "mistral_window", "phi3", "stablelm", "stablelm_parallel",
-    "falcon", "falcon_two_norms", "opt",
+    "gemma", "gemma2", "gemma3", "mistral_window", "phi3", "phi3_long", "stablelm",
+    "stablelm_parallel", "falcon", "falcon_two_norms", "opt",
 )  # fmt: skip
 """Families of other blocks than Llama's, without experts."""
 NUM_TOKENS = 40  # more than one KV block of 32

@@ -25,6 +25,14 @@ def rope_parameters(spec: ModelSpec) -> dict[str, Any]:
         case RopeScaling.LLAMA3:
             found |= {"rope_type": "llama3", "factor": 8.0, **original}
             found |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    if long := spec.rope.long:
+        found |= {
+            "rope_type": "longrope",
+            "short_factor": list(long.short_factors),
+            "long_factor": list(long.long_factors),
+            "attention_factor": long.magnitude,
+            "original_max_position_embeddings": long.original_context,
+        }
     if spec.rope.rotary_dim not in (0, spec.head_dim):
         found["partial_rotary_factor"] = spec.rope.rotary_dim / spec.head_dim
     return found
@@ -37,7 +45,11 @@ def hf_departures(spec: ModelSpec) -> dict[str, Any]:
         case "gemma" | "gemma2" | "gemma3":
             return _gemma(spec)
         case "phi3":
-            return dict.fromkeys(("pad_token_id", "bos_token_id"), 0)
+            ids: dict[str, Any] = dict.fromkeys(("pad_token_id", "bos_token_id"), 0)
+            long = spec.rope.long
+            return ids | (
+                {"original_max_position_embeddings": long.original_context} if long else {}
+            )
         case "stablelm":
             return {
                 "layer_norm_eps": 1e-5,

@@ -129,7 +129,7 @@ class ReferenceModel:
     def _rotations(self, layer_id: int, num_positions: int) -> tuple[Floats, Floats]:
         is_local = self.spec.block.is_local(layer_id)
         rope = (self.spec.local_rope if is_local else None) or self.spec.rope
-        frequencies, magnitude = rope_frequencies(rope)
+        frequencies, magnitude = rope_frequencies(rope, self.spec.context_length)
         angles = np.arange(num_positions)[:, None] * frequencies
         return (
             (np.cos(angles) * magnitude).astype(self.dtype),

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from polyneuron.model.architecture import ACTIVATIONS, FAMILIES, Family, Presence
 from polyneuron.model.block import BlockSpec, NormKind, Residual
+from polyneuron.model.rope import ROPE_LONG, ROPE_SHORT
 from polyneuron.model.spec import (
     ExpertSpec,
+    LongRopeSpec,
     ModelSpec,
     RopeScaling,
     RopeSpec,
@@ -54,6 +56,8 @@ class TinyModel:
     has_gate: bool = True
     """Without a gate matrix `activation` must be "relu"."""
     rope_scaling: RopeScaling = RopeScaling.NONE
+    original_context: int = 32
+    """Of LongRoPE."""
     rope_base: float = 10000.0
     rotary_dim: int | None = None
     window: int = 12
@@ -137,7 +141,21 @@ class TinyModel:
             if self.rope_scaling is RopeScaling.LLAMA3
             else (),
             yarn=YarnSpec(64) if self.rope_scaling is RopeScaling.YARN else None,
+            long=long_rope(rotary_dim, self.original_context)
+            if self.rope_scaling is RopeScaling.LONGROPE
+            else None,
         )
+
+
+def long_rope(rotary_dim: int, original_context: int) -> LongRopeSpec:
+    """Divisors that tell short from long contexts, and a magnitude."""
+    pairs = rotary_dim // 2
+    return LongRopeSpec(
+        original_context=original_context,
+        short_factors=tuple(1.0 + 0.25 * pair for pair in range(pairs)),
+        long_factors=tuple(2.0 + 0.5 * pair for pair in range(pairs)),
+        magnitude=1.125,
+    )
 
 
 def llama3_factors(rotary_dim: int, base: float) -> tuple[float, ...]:
@@ -194,6 +212,9 @@ def write_tiny_gguf(
     factors = model.spec().rope.frequency_factors
     if factors:
         writer.add_tensor("rope_freqs.weight", np.array(factors, dtype=np.float32))
+    if long := model.spec().rope.long:
+        writer.add_tensor(ROPE_SHORT, np.array(long.short_factors, dtype=np.float32))
+        writer.add_tensor(ROPE_LONG, np.array(long.long_factors, dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -241,6 +262,9 @@ def _add_keys(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_rope_scaling_factor(4.0)
     if model.rope_scaling is RopeScaling.YARN:
         writer.add_rope_scaling_orig_ctx_len(64)
+    if long := model.spec().rope.long:
+        writer.add_rope_scaling_orig_ctx_len(long.original_context)
+        writer.add_rope_scaling_attn_factors(long.magnitude)
 
 
 def _add_block_keys(writer: GGUFWriter, model: TinyModel) -> None:

@@ -192,7 +192,7 @@ class TestRefusals:
             ({"llama.attention.head_count_kv": 3}, "cannot share"),
             ({"llama.attention.scale": 0.5}, "attention.scale"),
             ({"llama.logit_scale": 2.0}, "logit_scale"),
-            ({"llama.rope.scaling.type": "longrope"}, "'longrope'; supported: none linear yarn"),
+            ({"llama.rope.scaling.type": "dynamic"}, "'dynamic'; supported: none linear yarn"),
             ({"llama.rope.dimension_count": 7}, "rope.dimension_count is 7"),
             ({"llama.rope.dimension_count": 32}, "rope.dimension_count is 32"),
             ({"llama.rope.freq_base": -1.0}, "rope.freq_base"),
@@ -244,6 +244,12 @@ class TestRefusals:
         model = TinyModel(family="qwen2")
         message = refusal(tmp_path, model, skip_tensors=("blk.0.attn_k.bias",))
         assert "missing: blk.0.attn_k.bias" in message
+
+    def test_half_of_longrope_is_named(self, tmp_path: Path) -> None:
+        weights = random_weights(TinyModel())
+        weights["rope_factors_long.weight"] = np.ones(8, np.float32)
+        message = refusal(tmp_path, weights=weights)
+        assert message.endswith("tensors missing: rope_factors_short.weight")
 
     def test_scaling_tensor_must_fit(self, tmp_path: Path) -> None:
         weights = random_weights(TinyModel())

@@ -45,6 +45,20 @@ def _no_scaling(spec: ModelSpec) -> ModelSpec:
     return replace(spec, rope=replace(spec.rope, scaling=RopeScaling.NONE))
 
 
+def _whole_context(spec: ModelSpec) -> ModelSpec:
+    """Positions up to which short divisors count are the others' number."""
+    assert spec.rope.long is not None
+    other = 288 - spec.rope.long.original_context
+    long = replace(spec.rope.long, original_context=other)
+    return replace(spec, rope=replace(spec.rope, long=long))
+
+
+def _no_magnitude(spec: ModelSpec) -> ModelSpec:
+    assert spec.rope.long is not None
+    long = replace(spec.rope.long, magnitude=1.0)
+    return replace(spec, rope=replace(spec.rope, long=long))
+
+
 def _silu(spec: ModelSpec) -> ModelSpec:
     return replace(spec, feed_forward=FeedForwardKind.SILU)
 
@@ -73,6 +87,9 @@ def _shares(spec: ModelSpec) -> ModelSpec:
         ("turbosparsemixtral", _silu),
         ("gemma", _silu),
         ("gemma3_scaling", _no_scaling),
+        ("phi3_long", _whole_context),
+        ("phi3_short", _whole_context),
+        ("phi3_long", _no_magnitude),
     ],
 )
 def test_goldens_tell_variants_apart(case: str, change: object) -> None:

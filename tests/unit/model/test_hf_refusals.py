@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -118,6 +119,12 @@ def test_adapter_names_its_base(tmp_path: Path, kind: str) -> None:
     assert "a LoRA adapter (of 'org/base'), not a model; merge it" in message
 
 
+LONG = {
+    "rope_type": "longrope",
+    "original_max_position_embeddings": 64,
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+}
 CONFIG: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "'mamba' ('MambaForCausalLM'"),
     ({"model_type": "bert"}, "'bert' ('TinyForCausalLM') is not supported; supported: llama"),
@@ -136,7 +143,11 @@ CONFIG: list[tuple[dict[str, Any], str]] = [
     ({"mlp_bias": True}, "mlp_bias = True is not supported"),
     ({"sliding_window": 64}, "sliding-window attention"),
     ({"rope_parameters": 3}, "rope_parameters is 3; an object"),
-    ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type is 'longrope'; supported:"),
+    ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_type is 'dynamic'; supported:"),
+    ({"rope_parameters": {"rope_type": "longrope"}}, "original_max_position_embeddings is None"),
+    ({"rope_parameters": LONG | {"long_factor": None}}, "longrope has no long_factor"),
+    ({"rope_parameters": LONG | {"short_mscale": 1.1}}, "short_mscale = 1.1 of longrope"),
+    ({"rope_parameters": LONG | {"long_factor": [2.0]}}, "rope_factors_long.weight has shape (1,)"),
     ({"rope_parameters": {"rope_type": "linear"}}, "no positive number"),
     ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "no positive number"),
     ({"rope_parameters": {"rope_theta": "1e4"}}, "rope_theta is '1e4'"),
@@ -173,6 +184,13 @@ def test_key_of_other_families_is_named(
         assert expected in refusal(folder)
     else:  # no layer has a window then
         assert describe(read_model_header(folder)).block.window == 0
+
+
+def test_magnitude_of_longrope_follows_from_contexts(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "m", TinyModel(family="phi3"), rope_parameters=LONG)
+    long = describe(read_model_header(folder)).rope.long
+    assert long is not None and long.long_factors == (2.0,) * 8
+    assert long.magnitude == pytest.approx(math.sqrt(1.0 + math.log(256 / 64) / math.log(64)))
 
 
 def test_scale_that_is_not_the_heads_is_taken(tmp_path: Path) -> None:

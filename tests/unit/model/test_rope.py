@@ -5,7 +5,7 @@ import pytest
 
 from polyneuron.kernels.gemv import RopeLayout
 from polyneuron.model.rope import rope_frequencies, rope_table
-from polyneuron.model.spec import RopeScaling, RopeSpec, YarnSpec
+from polyneuron.model.spec import LongRopeSpec, RopeScaling, RopeSpec, YarnSpec
 
 PLAIN = RopeSpec(RopeLayout.HALVES, 8, 10000.0)
 
@@ -29,6 +29,16 @@ def test_llama3_scaling_divides_frequencies() -> None:
     spec = RopeSpec(RopeLayout.HALVES, 8, 10000.0, RopeScaling.LLAMA3, frequency_factors=factors)
     ratio = rope_frequencies(PLAIN)[0] / rope_frequencies(spec)[0]
     assert ratio == pytest.approx(factors)
+
+
+def test_longrope_is_chosen_by_the_context() -> None:
+    long = LongRopeSpec(32, (1.0, 2.0, 3.0, 4.0), (5.0, 6.0, 7.0, 8.0), 1.5)
+    spec = RopeSpec(RopeLayout.HALVES, 8, 10000.0, RopeScaling.LONGROPE, long=long)
+    for num_positions, factors in ((32, long.short_factors), (33, long.long_factors)):
+        frequencies, magnitude = rope_frequencies(spec, num_positions)
+        assert rope_frequencies(PLAIN)[0] / frequencies == pytest.approx(factors)
+        assert rope_table(spec, num_positions)[0][0] == pytest.approx([1.5] * 4)
+        assert magnitude == 1.5
 
 
 def test_yarn_keeps_fast_and_divides_slow_pairs() -> None:
