@@ -15,6 +15,7 @@ from polyneuron.planning.cost_model import (
     EXACT,
     IN_ORDER,
     PREDICTED,
+    THRESHOLD,
     CostModel,
     Knobs,
     PredictorWork,
@@ -216,7 +217,7 @@ class MeasuredCosts(StepCosts):
         """A step whose layers took `ns`, with those that pass through, gates first."""
         knobs, work = self.knobs, self.model.work
         streamed = work.num_layers - knobs.num_resident
-        if knobs.mode != EXACT or not streamed:
+        if knobs.mode not in (EXACT, THRESHOLD) or not streamed:
             return ns
         hotness, prices = self.model.hotness, self.prices
         assert hotness is not None and work.rows is not None
