@@ -89,6 +89,8 @@ class Tokenizer:
     @classmethod
     def _spm(cls, metadata: Mapping[str, Any], source: str, place: str) -> "Tokenizer":
         vocabulary = read_vocabulary(metadata, source, (1, 2))
+        if metadata.get("general.architecture") == "phi3":
+            vocabulary = replace(vocabulary, strips=_phi3_strips(vocabulary))
         scores = [float(score) for score in metadata.get("tokenizer.ggml.scores", ())]
         if len(scores) != len(vocabulary.tokens):
             raise FormatError(
@@ -200,6 +202,13 @@ def _stripped(parts: list[str | int], strips: Mapping[int, tuple[bool, bool]]) -
         if part != "":
             found.append(part)
     return found
+
+
+def _phi3_strips(vocabulary: Vocabulary) -> dict[int, tuple[bool, bool]]:
+    """What Phi-3's tokenizer.json says and no GGUF does: turns take the space behind them."""
+    kept = ("<unk>", "<s>", "<|endoftext|>")
+    found = [i for text, i in vocabulary.marked.items() if vocabulary.is_control(i)]
+    return {i: (False, True) for i in found if vocabulary.tokens[i] not in kept}
 
 
 def _starts(marked: Mapping[str, int]) -> dict[str, list[str]]:

@@ -50,6 +50,16 @@ def test_typed_byte_spelling_stays_text() -> None:
     assert PLAIN.decode(PLAIN.encode("<0x0A>")) == "<0x0A>"
 
 
+def test_turns_of_phi3_take_the_space_behind_them() -> None:
+    """As its tokenizer.json says; the ends that text may go on behind do not."""
+    phi3 = Tokenizer.from_metadata(
+        spm_metadata(**{"general.architecture": "phi3", "tokenizer.ggml.add_bos_token": False})
+    )
+    assert phi3.encode("</s>\n  a</s> ") == phi3.encode("</s>a</s>")
+    assert SPM.encode("</s>\n  a") != SPM.encode("</s>a")
+    assert phi3.encode("<s> a") != phi3.encode("<s>a")
+
+
 def _by_hand(pieces: Mapping[str, float], text: str) -> list[str]:
     rows = [("<unk>", 2, 0.0), *((piece, 1, score) for piece, score in pieces.items())]
     tokenizer = Tokenizer.from_metadata(
