@@ -111,6 +111,25 @@ class _Lib:
         cap: float,
         scratch: CData,
     ) -> None: ...
+    def attention_block(
+        self,
+        out: CData,
+        out_stride: int,
+        q: CData,
+        q_stride: int,
+        num_tokens: int,
+        num_queries: int,
+        head_dim: int,
+        kv: CData,
+        block_table: CData,
+        block_stride: int,
+        num_positions: int,
+        window: int,
+        scale: float,
+        cap: float,
+        scratch: CData,
+    ) -> None: ...
+    def attention_block_scratch(self, num_rows: int, head_dim: int, num_positions: int) -> int: ...
     def pack_tiles(
         self, storage_type: int, tiles: CData, ggml_type: int, src: CData, num_rows: int, cols: int
     ) -> int: ...

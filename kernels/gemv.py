@@ -268,16 +268,10 @@ def attention_heads(
         raise ValueError(f"q, kv: have {q.ndim} and {kv.ndim} axes, need 2 and 2")
     num_queries, head_dim = q.shape
     queries = read_pointer("q", q, np.float32)
-    block_bytes = kv_block_bytes(head_dim)
-    blocks = read_pointer("kv", kv, np.uint8, (kv.shape[0], block_bytes))
-    table = read_pointer("block_table", block_table, np.int32, (block_table.size,))
-    used = block_table[: -(-num_positions // KV_BLOCK_TOKENS)]
-    if not 0 < num_positions <= block_table.size * KV_BLOCK_TOKENS:
-        raise ValueError(f"num_positions: {num_positions}, block_table has {block_table.size}")
-    if int(used.min()) < 0 or int(used.max()) >= kv.shape[0]:
-        raise ValueError(f"block_table: names blocks outside of 0..{kv.shape[0] - 1}")
+    blocks, table = _kv_pointers(kv, block_table, head_dim, num_positions)
     out = np.empty(q.shape, np.float32)
-    scratch = np.empty(num_queries * used.size * KV_BLOCK_TOKENS, np.float32)
+    num_blocks = -(-num_positions // KV_BLOCK_TOKENS)
+    scratch = np.empty(num_queries * num_blocks * KV_BLOCK_TOKENS, np.float32)
     library().attention_heads(
         ffi.from_buffer("float[]", out),
         queries,
@@ -285,7 +279,7 @@ def attention_heads(
         head_dim,
         blocks,
         table,
-        block_bytes,
+        kv_block_bytes(head_dim),
         first,
         num_positions,
         scale,
@@ -293,3 +287,54 @@ def attention_heads(
         ffi.from_buffer("float[]", scratch),
     )
     return out
+
+
+def _kv_pointers(
+    kv: Bytes, block_table: npt.NDArray[np.int32], head_dim: int, num_positions: int
+) -> "tuple[CData, CData]":
+    """Of the blocks and of their table, which must name one for each position."""
+    blocks = read_pointer("kv", kv, np.uint8, (kv.shape[0], kv_block_bytes(head_dim)))
+    table = read_pointer("block_table", block_table, np.int32, (block_table.size,))
+    if not 0 < num_positions <= block_table.size * KV_BLOCK_TOKENS:
+        raise ValueError(f"num_positions: {num_positions}, block_table has {block_table.size}")
+    used = block_table[: -(-num_positions // KV_BLOCK_TOKENS)]
+    if int(used.min()) < 0 or int(used.max()) >= kv.shape[0]:
+        raise ValueError(f"block_table: names blocks outside of 0..{kv.shape[0] - 1}")
+    return blocks, table
+
+
+def attention_block(
+    q: F32,
+    kv: Bytes,
+    block_table: npt.NDArray[np.int32],
+    num_positions: int,
+    scale: float,
+    window: int = 0,
+    cap: float = 0.0,
+) -> F32:
+    """q (num_tokens, num_queries, head_dim) -> out as q; token t sees num_positions + t of kv.
+
+    Of these the last `window` where it is not 0. Bit-equal to `attention_heads` token by token.
+    """
+    if q.ndim != 3 or kv.ndim != 2:
+        raise ValueError(f"q, kv: have {q.ndim} and {kv.ndim} axes, need 3 and 2")
+    num_tokens, num_queries, head_dim = q.shape
+    if num_positions < 1 or num_tokens < 1:
+        raise ValueError(f"num_positions: {num_positions}, of {num_tokens} tokens: need 1 each")
+    queries = read_pointer("q", q, np.float32)
+    last = num_positions + num_tokens - 1
+    blocks, table = _kv_pointers(kv, block_table, head_dim, last)
+    out = np.empty(q.shape, np.float32)
+    num_floats = attention_block_scratch(num_tokens * num_queries, head_dim, last)
+    stride = num_queries * head_dim
+    library().attention_block(
+        ffi.from_buffer("float[]", out), stride, queries, stride, num_tokens, num_queries, head_dim,
+        blocks, table, kv_block_bytes(head_dim), num_positions, window, scale, cap,
+        ffi.from_buffer("float[]", np.empty(num_floats, np.float32)),
+    )  # fmt: skip
+    return out
+
+
+def attention_block_scratch(num_rows: int, head_dim: int, num_positions: int) -> int:
+    """Floats of scratch that `attention_block` takes for so many heads of all tokens together."""
+    return library().attention_block_scratch(num_rows, head_dim, num_positions)

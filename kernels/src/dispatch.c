@@ -46,6 +46,7 @@ static void activate(const struct kernel_table *table)
     FILL(top_k_f32);
     FILL(kv_write);
     FILL(attention_heads);
+    FILL(attention_block);
 }
 
 static const struct kernel_table *find(const char *isa)
@@ -200,4 +201,22 @@ void attention_heads(float *out, const float *q, size_t num_queries, size_t head
     assert(first < KV_BLOCK_TOKENS && first < num_positions);
     active_table()->attention_heads(out, q, num_queries, head_dim, kv, block_table, block_stride,
                                     first, num_positions, scale, cap, scratch);
+}
+
+size_t attention_block_scratch(size_t num_rows, size_t head_dim, size_t num_positions)
+{
+    const size_t rows = (num_rows + 3) & ~(size_t)3;    /* whole groups of queries */
+    const size_t blocks = (num_positions + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
+    return KV_BLOCK_TOKENS * head_dim + rows * (1 + head_dim + KV_BLOCK_TOKENS * blocks);
+}
+
+void attention_block(float *out, size_t out_stride, const float *q, size_t q_stride,
+                     size_t num_tokens, size_t num_queries, size_t head_dim, const void *kv,
+                     const int32_t *block_table, size_t block_stride, size_t num_positions,
+                     size_t window, float scale, float cap, float *scratch)
+{
+    assert(num_tokens > 0 && num_queries > 0 && num_positions > 0);
+    active_table()->attention_block(out, out_stride, q, q_stride, num_tokens, num_queries, head_dim,
+                                    kv, block_table, block_stride, num_positions, window, scale,
+                                    cap, scratch);
 }

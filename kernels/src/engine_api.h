@@ -12,7 +12,7 @@ enum op_kind {
     OP_NORM = 2,         /* norm of rows -> acts and/or f32, or added to out, one unit a token */
     OP_MATMUL = 3,       /* tiles (rows, cols) x acts or f32 -> f32, a unit a tile and group */
     OP_ROPE_KV = 4,      /* q/k norm, rotation, KV write, one unit a token and head */
-    OP_ATTENTION = 5,    /* one unit a token and group of heads */
+    OP_ATTENTION = 5,    /* a unit `cols` tokens (0: one) and a group of heads */
     OP_QUANTIZE = 6,     /* f32 rows -> acts, one unit a token */
     OP_FEED_FORWARD = 7, /* gate and up tile, activation -> acts or f32, units as OP_MATMUL */
     /* Feed forward over neuron-major rows (neuron_ops.c). For a few tokens: */
@@ -94,7 +94,7 @@ struct step_op {
     uint64_t rope;            /* (positions, rotary_dim) f32: cos half, then sin half */
     uint32_t rows;            /* for OP_ATTENTION the window: the newest positions seen, 0: all; for
                                  OP_EMBED the row of up_weight that position 0 has */
-    uint32_t cols;
+    uint32_t cols;            /* for OP_ATTENTION the tokens of a unit */
     uint32_t num_heads;       /* with `routes`: experts of a token */
     uint32_t num_kv_heads;    /* for OP_ROUTE loads of a pass up to this layer's end, or 0 */
     uint32_t head_dim;

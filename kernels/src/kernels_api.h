@@ -116,6 +116,16 @@ void kv_read(int type, float *k, float *v, const void *kv_block, size_t slot, si
 void attention_heads(float *out, const float *q, size_t num_queries, size_t head_dim,
                      const void *kv, const int32_t *block_table, size_t block_stride, size_t first,
                      size_t num_positions, float scale, float cap, float *scratch);
+/* The same bits for num_tokens consecutive tokens at once: token t, its num_queries heads at
+ * q + t * q_stride and out + t * out_stride (in floats), sees the last `window` (0: all) of
+ * num_positions + t positions. Each block of keys and values is converted once for all of them.
+ * scratch: as many floats as attention_block_scratch says, of num_tokens * num_queries rows and the
+ * last token's positions. */
+void attention_block(float *out, size_t out_stride, const float *q, size_t q_stride,
+                     size_t num_tokens, size_t num_queries, size_t head_dim, const void *kv,
+                     const int32_t *block_table, size_t block_stride, size_t num_positions,
+                     size_t window, float scale, float cap, float *scratch);
+size_t attention_block_scratch(size_t num_rows, size_t head_dim, size_t num_positions);
 
 /* Packing. src: ggml blocks of `ggml_type` (0 F32, 1 F16, 2 Q4_0, 3 Q4_1, 6 Q5_0, 8 Q8_0),
  * row-major (num_rows, cols); missing rows of the last tile become zeros. 0, or -1 when this pair

@@ -18,6 +18,8 @@ ALWAYS_INLINE void store_f16(uint16_t *to, vf value)
     _mm_storeu_si128((void *)to, _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
 }
 
+ALWAYS_INLINE vf times(vf value, const float *factor) { return value * *factor; }
+
 ALWAYS_INLINE vi load_i8(const uint8_t *from)
 {
     return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)from));
@@ -34,7 +36,7 @@ ALWAYS_INLINE vi load_u8(const uint8_t *from)
 #include "lanes_terms.h"
 #include "lanes_rows.h"
 #include "lanes_lookup.h"
-#include "lanes_attention.h"
+#include "lanes_attention_block.h"
 
 static int supported_avx2(void)
 {
@@ -110,5 +112,6 @@ const struct kernel_table kernels_avx2 = {
     .top_k_f32 = top_k_lanes,
     .kv_write = kv_write_lanes,
     .attention_heads = attention_heads_lanes,
+    .attention_block = attention_block_lanes,
 };
 #endif

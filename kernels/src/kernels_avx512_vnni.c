@@ -18,12 +18,22 @@ ALWAYS_INLINE void store_f16(uint16_t *to, vf value)
     _mm256_storeu_si256((void *)to, _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
 }
 
+/* A broadcast of its own takes a turn of the units that multiply and add; one that is part of the
+ * product takes none (Zen 4: a product of 4 rows by 32 columns 38 -> 51 GMAC/s). The compiler would
+ * share one broadcast among products. */
+ALWAYS_INLINE vf times(vf value, const float *factor)
+{
+    vf product;
+    __asm__("vmulps %2%{1to16%}, %1, %0" : "=v"(product) : "v"(value), "m"(*factor));
+    return product;
+}
+
 #include "avx512_matmul.h"
 #include "avx512_rows.h"
 #include "lanes_dot.h"
 #include "lanes_rows.h"
 #include "lanes_lookup.h"
-#include "lanes_attention.h"
+#include "lanes_attention_block.h"
 
 static int supported_avx512(void)
 {
@@ -81,5 +91,6 @@ const struct kernel_table kernels_avx512 = {
     .top_k_f32 = top_k_lanes,
     .kv_write = kv_write_lanes,
     .attention_heads = attention_heads_lanes,
+    .attention_block = attention_block_lanes,
 };
 #endif

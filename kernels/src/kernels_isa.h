@@ -28,6 +28,9 @@ struct kernel_table {
     void (*kv_write)(void *, size_t, const float *, const float *, size_t);
     void (*attention_heads)(float *, const float *, size_t, size_t, const void *, const int32_t *,
                             size_t, size_t, size_t, float, float, float *);
+    void (*attention_block)(float *, size_t, const float *, size_t, size_t, size_t, size_t,
+                            const void *, const int32_t *, size_t, size_t, size_t, float, float,
+                            float *);
 };
 
 extern const struct kernel_table kernels_scalar;

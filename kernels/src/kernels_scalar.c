@@ -34,4 +34,5 @@ const struct kernel_table kernels_scalar = {
     .top_k_f32 = top_k_scalar,
     .kv_write = kv_write_scalar,
     .attention_heads = attention_heads_scalar,
+    .attention_block = attention_block_scalar,
 };

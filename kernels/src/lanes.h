@@ -1,6 +1,6 @@
 /* Float kernels in GCC vector extensions: included by each ISA file after its target pragma, which
- * defines VF (floats a register), load_f16 and store_f16. Every addition here has the order of
- * scalar_float.h, so the results are equal bit for bit whatever VF is. */
+ * defines VF (floats a register), load_f16, store_f16 and times. Every addition here has the order
+ * of scalar_float.h, so the results are equal bit for bit whatever VF is. */
 #ifndef POLYNEURON_LANES_H
 #define POLYNEURON_LANES_H
 
@@ -18,6 +18,8 @@ typedef uint32_t vu __attribute__((vector_size(4 * VF)));
 
 ALWAYS_INLINE vf load_f16(const uint16_t *from);
 ALWAYS_INLINE void store_f16(uint16_t *to, vf value);
+/* value * *factor */
+ALWAYS_INLINE vf times(vf value, const float *factor);
 
 ALWAYS_INLINE vf load(const float *from)
 {

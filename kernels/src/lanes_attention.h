@@ -26,36 +26,52 @@ static void kv_write_lanes(void *kv_block, size_t slot, const float *k, const fl
     }
 }
 
-/* q (count, head_dim), k_cols (head_dim, 32) f16 -> scores (count, 32), scores apart by stride */
-ALWAYS_INLINE void score_block(const int count, float *scores, size_t stride, const float *q,
-                               size_t head_dim, const uint16_t *k_cols, float scale)
+/* Keys and values come as a KV block has them, or as floats of the same order (is_wide), which
+ * load_keys and load_values make of a block once for many queries. */
+ALWAYS_INLINE vf load_kv(const int is_wide, const void *from, size_t index)
+{
+    return is_wide ? load((const float *)from + index) : load_f16((const uint16_t *)from + index);
+}
+
+/* The keys of a KV block, (head_dim, 32) */
+ALWAYS_INLINE const void *keys_of(const void *kv_block) { return kv_block; }
+
+/* Its values, (32, head_dim) */
+ALWAYS_INLINE const void *values_of(const void *kv_block, size_t head_dim)
+{
+    return (const uint16_t *)kv_block + head_dim * KV_BLOCK_TOKENS;
+}
+
+/* q (count, head_dim), keys (head_dim, 32) -> scores (count, 32), scores apart by stride */
+ALWAYS_INLINE void score_block(const int count, const int is_wide, float *scores, size_t stride,
+                               const float *q, size_t head_dim, const void *keys, float scale)
 {
     vf acc[QUERY_GROUP][KEY_PARTS] = {0};
     for (size_t d = 0; d < head_dim; d++) {
         vf key[KEY_PARTS];
         for (int j = 0; j < KEY_PARTS; j++)
-            key[j] = load_f16(k_cols + d * KV_BLOCK_TOKENS + j * VF);
+            key[j] = load_kv(is_wide, keys, d * KV_BLOCK_TOKENS + (size_t)j * VF);
         for (int g = 0; g < count; g++)
             for (int j = 0; j < KEY_PARTS; j++)
-                acc[g][j] = acc[g][j] + q[g * head_dim + d] * key[j];
+                acc[g][j] = acc[g][j] + times(key[j], q + (size_t)g * head_dim + d);
     }
     for (int g = 0; g < count; g++)
         for (int j = 0; j < KEY_PARTS; j++)
             store(scores + g * stride + j * VF, acc[g][j] * scale);
 }
 
-/* weights (count, num_positions), v_row (num_positions, width * VF of head_dim): those from
- * position `first` on are added to acc */
-ALWAYS_INLINE void add_values(const int count, const int width, vf acc[QUERY_GROUP][4],
-                              const float *weights, size_t stride, const uint16_t *v_row,
-                              size_t head_dim, size_t first, size_t num_positions)
+/* weights (count, num_positions), columns [d, d + width * VF) of values: those of positions
+ * [first, num_positions) are added to acc */
+ALWAYS_INLINE void add_values(const int count, const int width, const int is_wide,
+                              vf acc[QUERY_GROUP][4], const float *weights, size_t stride,
+                              const void *values, size_t d, size_t head_dim, size_t first,
+                              size_t num_positions)
 {
-    v_row += first * head_dim;
-    for (size_t p = first; p < num_positions; p++, v_row += head_dim)
+    for (size_t p = first; p < num_positions; p++)
         for (int j = 0; j < width; j++) {
-            vf value = load_f16(v_row + j * VF);
+            vf value = load_kv(is_wide, values, p * head_dim + d + (size_t)j * VF);
             for (int g = 0; g < count; g++)
-                acc[g][j] = acc[g][j] + weights[g * stride + p] * value;
+                acc[g][j] = acc[g][j] + times(value, weights + (size_t)g * stride + p);
         }
 }
 
@@ -66,10 +82,10 @@ struct attention_call {
     float scale, cap;
 };
 
-ALWAYS_INLINE const uint16_t *block_of(const struct attention_call *call, size_t position)
+ALWAYS_INLINE const void *block_of(const struct attention_call *call, size_t position)
 {
     size_t id = (size_t)call->block_table[position / KV_BLOCK_TOKENS];
-    return (const uint16_t *)(call->kv + id * call->block_stride);
+    return call->kv + id * call->block_stride;
 }
 
 ALWAYS_INLINE size_t positions_in_block(const struct attention_call *call, size_t position)
@@ -85,8 +101,8 @@ ALWAYS_INLINE void value_columns(const int count, const int width, float *out, s
 {
     vf acc[QUERY_GROUP][4] = {0};
     for (size_t p = 0; p < call->num_positions; p += KV_BLOCK_TOKENS) {
-        const uint16_t *v_rows = block_of(call, p) + call->head_dim * KV_BLOCK_TOKENS + d;
-        add_values(count, width, acc, weights + p, call->stride, v_rows, call->head_dim,
+        const void *values = values_of(block_of(call, p), call->head_dim);
+        add_values(count, width, 0, acc, weights + p, call->stride, values, d, call->head_dim,
                    p ? 0 : call->first, positions_in_block(call, p));
     }
     for (int g = 0; g < count; g++)
@@ -100,8 +116,8 @@ static void value_column_tail(int count, float *out, size_t d, const float *weig
     for (int g = 0; g < count; g++) {
         float acc = 0.0f;
         for (size_t p = call->first; p < call->num_positions; p++) {
-            size_t row = KV_BLOCK_TOKENS + p % KV_BLOCK_TOKENS;
-            uint16_t half = block_of(call, p)[call->head_dim * row + d];
+            const uint16_t *values = values_of(block_of(call, p), call->head_dim);
+            uint16_t half = values[p % KV_BLOCK_TOKENS * call->head_dim + d];
             acc = acc + weights[g * call->stride + p] * f32_of_f16(half);
         }
         out[g * call->head_dim + d] = acc / sums[g];
@@ -109,11 +125,11 @@ static void value_column_tail(int count, float *out, size_t d, const float *weig
 }
 
 /* Soft-capping, and the window's beginning, on one query's scores. */
-static void limit_scores(float *scores, const struct attention_call *call)
+static void limit_scores(float *scores, size_t first, size_t num_positions, float cap)
 {
-    if (call->cap > 0.0f)
-        softcap_lanes(scores, call->num_positions, call->cap);
-    for (size_t p = 0; p < call->first; p++)
+    if (cap > 0.0f)
+        softcap_lanes(scores + first, num_positions - first, cap);
+    for (size_t p = 0; p < first; p++)
         scores[p] = -INFINITY;
 }
 
@@ -122,9 +138,10 @@ ALWAYS_INLINE void attention_group(const int count, float *out, const float *q, 
 {
     const size_t head_dim = call->head_dim;
     for (size_t p = 0; p < call->num_positions; p += KV_BLOCK_TOKENS)
-        score_block(count, scratch + p, call->stride, q, head_dim, block_of(call, p), call->scale);
+        score_block(count, 0, scratch + p, call->stride, q, head_dim,
+                    keys_of(block_of(call, p)), call->scale);
     for (int g = 0; g < count; g++)
-        limit_scores(scratch + g * call->stride, call);
+        limit_scores(scratch + g * call->stride, call->first, call->num_positions, call->cap);
     float sums[QUERY_GROUP];
     for (int g = 0; g < count; g++)
         sums[g] = exp_and_sum_lanes(scratch + g * call->stride, call->num_positions);

@@ -10,6 +10,8 @@
 #define VF 4
 #include "lanes.h"
 
+ALWAYS_INLINE vf times(vf value, const float *factor) { return value * *factor; }
+
 ALWAYS_INLINE vf load_f16(const uint16_t *from)
 {
     return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));

@@ -7,7 +7,7 @@
 #include "lanes_dot.h"
 #include "lanes_rows.h"
 #include "lanes_lookup.h"
-#include "lanes_attention.h"
+#include "lanes_attention_block.h"
 
 #define NEON_KERNELS                                  \
     .quantize_acts = quantize_acts_neon,              \
@@ -26,6 +26,7 @@
     .argmax_f32 = argmax_lanes,                       \
     .top_k_f32 = top_k_lanes,                         \
     .kv_write = kv_write_lanes,                       \
-    .attention_heads = attention_heads_lanes
+    .attention_heads = attention_heads_lanes,         \
+    .attention_block = attention_block_lanes
 
 #endif

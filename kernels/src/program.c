@@ -27,6 +27,14 @@ static uint32_t num_tiles(const struct step_op *op)
     return (op->rows + TILE_ROWS - 1) / TILE_ROWS;
 }
 
+/* Tokens of a unit of attention. */
+static uint32_t unit_tokens(const struct step_op *op) { return op->cols ? op->cols : 1; }
+
+static uint32_t token_blocks(const struct step_op *op, uint32_t num_tokens)
+{
+    return (num_tokens + unit_tokens(op) - 1) / unit_tokens(op);
+}
+
 uint32_t op_num_units(const struct step_op *op, const struct step_params *step) {
     uint32_t rows = num_rows(op, step);
     uint32_t group = group_tokens(op);
@@ -37,7 +45,7 @@ uint32_t op_num_units(const struct step_op *op, const struct step_params *step) 
     case OP_ROPE_KV:
         return rows * (op->num_heads + op->num_kv_heads);
     case OP_ATTENTION:
-        return rows * (op->num_heads / op->heads_per_unit);
+        return token_blocks(op, rows) * (op->num_heads / op->heads_per_unit);
     case OP_CLUSTERS:
     case OP_LATE_CLUSTERS:
     case OP_MERGE:
@@ -264,30 +272,73 @@ static void run_rope_kv(void *base, const struct step_op *op, const struct step_
     }
 }
 
-static void run_attention(void *base, const struct step_op *op, const struct step_params *step,
-                          const struct executor_record *executor, uint32_t first, uint32_t last) {
+/* Positions before the window of a token that sees num_positions. */
+static size_t hidden_positions(const struct step_op *op, size_t num_positions) {
+    return op->rows && num_positions > op->rows ? num_positions - op->rows : 0;
+}
+
+/* Tokens from `token` on, below `end`, that follow one another in one sequence and whose scores fit
+ * the executor's scratch. */
+static uint32_t consecutive(void *base, const struct step_op *op, const struct step_params *step,
+                            const struct executor_record *executor, uint32_t token, uint32_t end) {
     const int32_t *positions = int_array(base, step->positions);
-    uint32_t groups = op->num_heads / op->heads_per_unit;
-    uint32_t heads_per_kv = op->num_heads / op->num_kv_heads;
+    const int32_t *tables = int_array(base, step->block_tables);
+    size_t num_positions = (size_t)positions[token] + 1;
+    num_positions -= hidden_positions(op, num_positions) & ~(size_t)(KV_BLOCK_TOKENS - 1);
+    uint32_t count = 1;
+    while (token + count < end && tables[token + count] == tables[token] &&
+           positions[token + count] == positions[token] + (int32_t)count)
+        count++;
+    while (count > 1 && sizeof(float) * attention_block_scratch(
+                            (size_t)count * op->heads_per_unit, op->head_dim,
+                            num_positions + count - 1) > executor->scratch_bytes)
+        count /= 2;
+    return count;
+}
+
+/* Heads [head, head + heads_per_unit) of consecutive tokens. */
+static void attend(void *base, const struct step_op *op, const struct step_params *step,
+                   const struct executor_record *executor, uint32_t head, uint32_t token,
+                   uint32_t count) {
+    size_t num_positions = (size_t)int_array(base, step->positions)[token] + 1;
+    size_t hidden = hidden_positions(op, num_positions), column = (size_t)head * op->head_dim;
+    const int32_t *table = block_table(base, step, token) + hidden / KV_BLOCK_TOKENS;
+    num_positions -= hidden / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
     size_t block_bytes = kv_block_bytes(STORAGE_F16, op->head_dim);
-    size_t n = (size_t)op->heads_per_unit * op->head_dim;
-    for (uint32_t u = first; u < last; u++) {
-        uint32_t token = u / groups, head = u % groups * op->heads_per_unit;
-        size_t num_positions = (size_t)positions[token] + 1, column = (size_t)head * op->head_dim;
-        size_t hidden = op->rows && num_positions > op->rows ? num_positions - op->rows : 0;
-        const int32_t *table = block_table(base, step, token) + hidden / KV_BLOCK_TOKENS;
-        num_positions -= hidden / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
+    size_t stride = op->num_kv_heads * block_bytes, out_stride = op->out_stride / sizeof(float);
+    const void *kv = at(base, op->kv + head / (op->num_heads / op->num_kv_heads) * block_bytes);
+    const float *q = (const float *)at(base, op->in + token * op->in_stride) + column;
+    float *out = (float *)at(base, op->out + token * op->out_stride) + column;
+    float *scratch = at(base, executor->scratch);
+    if (count == 1) { /* reads keys and values as they are stored */
         size_t padded = (num_positions + KV_BLOCK_TOKENS - 1) & ~(size_t)(KV_BLOCK_TOKENS - 1);
         assert(op->heads_per_unit * padded * sizeof(float) <= executor->scratch_bytes);
-        const float *q = (const float *)at(base, op->in + token * op->in_stride) + column;
-        float *out = (float *)at(base, op->out + token * op->out_stride) + column;
-        attention_heads(out, q, op->heads_per_unit, op->head_dim,
-                        at(base, op->kv + head / heads_per_kv * block_bytes), table,
-                        op->num_kv_heads * block_bytes, hidden % KV_BLOCK_TOKENS, num_positions,
-                        op->scale, op->eps, at(base, executor->scratch));
-        if (op->flags & OPF_WRITE_ACTS) {
-            struct act_block *acts = at(base, op->out_acts + token * op->out_acts_stride);
-            quantize_acts(acts + column / BLOCK_COLS, out, n);
+        attention_heads(out, q, op->heads_per_unit, op->head_dim, kv, table, stride,
+                        hidden % KV_BLOCK_TOKENS, num_positions, op->scale, op->eps, scratch);
+    } else {
+        attention_block(out, out_stride, q, op->in_stride / sizeof(float), count,
+                        op->heads_per_unit, op->head_dim, kv, table, stride, num_positions,
+                        op->rows, op->scale, op->eps, scratch);
+    }
+    for (uint32_t t = 0; op->flags & OPF_WRITE_ACTS && t < count; t++) {
+        struct act_block *acts = at(base, op->out_acts + (token + t) * op->out_acts_stride);
+        quantize_acts(acts + column / BLOCK_COLS, out + t * out_stride,
+                      (size_t)op->heads_per_unit * op->head_dim);
+    }
+}
+
+/* The last tokens, which see the most, come first: what is left for the end is short. */
+static void run_attention(void *base, const struct step_op *op, const struct step_params *step,
+                          const struct executor_record *executor, uint32_t first, uint32_t last) {
+    uint32_t groups = op->num_heads / op->heads_per_unit, size = unit_tokens(op);
+    uint32_t blocks = token_blocks(op, step->num_tokens);
+    for (uint32_t u = first; u < last; u++) {
+        uint32_t token = (blocks - 1 - u / groups) * size;
+        uint32_t end = step->num_tokens - token < size ? step->num_tokens : token + size;
+        while (token < end) {
+            uint32_t count = consecutive(base, op, step, executor, token, end);
+            attend(base, op, step, executor, u % groups * op->heads_per_unit, token, count);
+            token += count;
         }
     }
 }

@@ -160,4 +160,20 @@ static void attention_heads_scalar(float *out, const float *q, size_t num_querie
     }
 }
 
+/* Token by token: what blocks of tokens are equal to. */
+static void attention_block_scalar(float *out, size_t out_stride, const float *q, size_t q_stride,
+                                   size_t num_tokens, size_t num_queries, size_t head_dim,
+                                   const void *kv, const int32_t *block_table, size_t block_stride,
+                                   size_t num_positions, size_t window, float scale, float cap,
+                                   float *scratch)
+{
+    for (size_t t = 0; t < num_tokens; t++, num_positions++) {
+        const size_t hidden = window && num_positions > window ? num_positions - window : 0;
+        const size_t blocks = hidden / KV_BLOCK_TOKENS;
+        attention_heads_scalar(out + t * out_stride, q + t * q_stride, num_queries, head_dim, kv,
+                               block_table + blocks, block_stride, hidden % KV_BLOCK_TOKENS,
+                               num_positions - blocks * KV_BLOCK_TOKENS, scale, cap, scratch);
+    }
+}
+
 #endif

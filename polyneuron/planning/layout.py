@@ -19,6 +19,7 @@ from polyneuron.kernels.quant import KV_BLOCK_TOKENS, TILE_ROWS, StorageType, kv
 from polyneuron.kernels.trace import trace_ring_bytes
 from polyneuron.model.block import Residual
 from polyneuron.model.spec import ModelSpec
+from polyneuron.planning import attention
 from polyneuron.planning.allocator import Allocator, Span
 from polyneuron.planning.bundle_places import NUM_BUFFERS, place_bundles
 from polyneuron.planning.bundles import (
@@ -248,8 +249,7 @@ def _input_parts(config: EngineConfig) -> list[tuple[str, int]]:
 def _scratch_parts(
     spec: ModelSpec, config: EngineConfig, rows: NeuronRows | None
 ) -> list[tuple[str, int]]:
-    group = spec.num_heads // spec.num_kv_heads
-    scores = 4 * group * round_up(config.num_ctx, KV_BLOCK_TOKENS)
+    scores = attention.scratch_bytes(spec, config)
     tiles = rows.scratch_bytes if rows else 0
     num_bytes = max(scores, 4 * round_up(spec.d_model, TILE_ROWS), tiles)
     return [(str(i), num_bytes) for i in range(num_executors(config))]

@@ -17,6 +17,7 @@ from polyneuron.io.predictor_file import PredictorFile, PredictorInput
 from polyneuron.kernels.arena import Arena, OpFlag, OpKind, Unit
 from polyneuron.model.block import NormKind, Residual
 from polyneuron.model.spec import ModelSpec, TensorMap, tensor_map
+from polyneuron.planning.attention import prompt_tokens
 from polyneuron.planning.expert_program import add_expert_feed_forward
 from polyneuron.planning.layout import ArenaLayout, WeightPlace
 from polyneuron.planning.predict_program import add_predictor, predictor_readers
@@ -248,7 +249,8 @@ class Compiler:
         values = self.outputs("attended", [output]) if fused else self.buffer("attended")
         self.add(
             kind=OpKind.ATTENTION, heads_per_unit=per_unit, scale=spec.attention_scale,
-            rows=spec.block.window_of(layer), eps=spec.block.attention_cap, **heads, **values,
+            rows=spec.block.window_of(layer), cols=self.tokens_per_unit(),
+            eps=spec.block.attention_cap, **heads, **values,
         )  # fmt: skip
         if output.takes_acts and not fused:
             self.add(
@@ -282,6 +284,10 @@ class Compiler:
         self.matmul(layer, place, source, flags=last, **self.buffer("branch"), **values)
         branch = self.buffer("branch", "in") | self.buffer("stream")
         self.add_norm(layer, (post_norm, None), OpFlag.RESIDUAL, **branch)
+
+    def tokens_per_unit(self) -> int:
+        """Of attention: single tokens where those of a step are of several sequences."""
+        return prompt_tokens(self.spec) if self.phase is Phase.PREFILL else 1
 
     def heads_per_unit(self) -> int:
         """All heads of a KV head together, but single heads where that leaves workers idle."""

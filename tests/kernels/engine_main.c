@@ -15,7 +15,7 @@ enum {
     LAYERS = 3, TOKENS = 4, STEPS = 40, COLS = 64, NEURONS = 160,
     HEADS = 4, KV_HEADS = 2, HEAD_DIM = 16, HEADS_PER_UNIT = 2,
     QKV_ROWS = (HEADS + 2 * KV_HEADS) * HEAD_DIM, ACT_BYTES = 40, KV_BLOCKS = STEPS * TOKENS / 32,
-    POSITIONS = STEPS * TOKENS, ARENA_BYTES = 1 << 20, MAX_OPS = 64, SCRATCH_BYTES = 4096,
+    POSITIONS = STEPS * TOKENS, ARENA_BYTES = 1 << 20, MAX_OPS = 64, SCRATCH_BYTES = 6144,
     MAX_THREADS = 8
 };
 #define SLICE_NS 1000000000ll
@@ -131,6 +131,7 @@ static void add_attention(struct step_op **end, const struct buffers *buffers, u
     op->out_acts = v;
     op = next_op(end, OP_ATTENTION, UNIT_CPU, first + 5);
     set_heads(op, buffers, kv);
+    op->cols = 3; /* together while their scores fit the scratch, later one by one */
     op->flags = OPF_WRITE_ACTS;
     op->out = buffers->mixed;
     op->out_stride = COLS * sizeof(float);

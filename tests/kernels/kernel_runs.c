@@ -170,6 +170,32 @@ static void run_floats(size_t n)
     free(w);
 }
 
+/* The last tokens, up to eleven of them, at once and one by one: the same bits. */
+static void run_attention_block(size_t head_dim, size_t num_queries, size_t num_positions,
+                                size_t window, float cap, const uint8_t *kv, const int32_t *table)
+{
+    const size_t num_tokens = num_positions < 11 ? num_positions : 11;
+    const size_t first = num_positions + 1 - num_tokens, token_floats = num_queries * head_dim;
+    const size_t stride = kv_block_bytes(STORAGE_F16, head_dim), rows = num_tokens * num_queries;
+    float *q = floats(num_tokens * token_floats);
+    float *out = heap(num_tokens * token_floats * sizeof *out);
+    float *alone = heap(token_floats * sizeof *alone);
+    float *scratch = heap(attention_block_scratch(rows, head_dim, num_positions) * sizeof *scratch);
+    attention_block(out, token_floats, q, token_floats, num_tokens, num_queries, head_dim, kv,
+                    table, stride, first, window, 0.125f, cap, scratch);
+    for (size_t t = 0; t < num_tokens; t++) {
+        const size_t seen = first + t, hidden = window && seen > window ? seen - window : 0;
+        attention_heads(alone, q + t * token_floats, num_queries, head_dim, kv, table + hidden / 32,
+                        stride, hidden % 32, seen - hidden / 32 * 32, 0.125f, cap, scratch);
+        must(memcmp(alone, out + t * token_floats, token_floats * sizeof *out) == 0,
+             "tokens together as one by one");
+    }
+    take_result("attention_block", out, num_tokens * token_floats * sizeof *out);
+    free(scratch);
+    free(alone);
+    free(q);
+}
+
 static void run_attention(size_t head_dim, size_t num_queries, size_t num_positions)
 {
     const size_t num_blocks = (num_positions + 31) / 32;
@@ -196,6 +222,8 @@ static void run_attention(size_t head_dim, size_t num_queries, size_t num_positi
                     num_positions < 30 ? num_positions - 1 : 29, num_positions, 0.125f, 0.5f,
                     scratch);
     take_result("attention_heads", out, num_queries * head_dim * sizeof *out);
+    run_attention_block(head_dim, num_queries, num_positions, 0, 0.0f, kv, table);
+    run_attention_block(head_dim, num_queries, num_positions, 5, 0.5f, kv, table);
     take_result("kv_write", kv, num_blocks * stride);
     free(scratch);
     free(q);

@@ -78,6 +78,69 @@ def test_heads_do_not_depend_on_their_group(isa: str) -> None:
         assert_same_bits(together[head : head + 1], alone)
 
 
+@pytest.mark.parametrize("head_dim", [1, 24, 63, 64, 80, 128, 256])
+@pytest.mark.parametrize(("first", "num_tokens"), [(1, 1), (1, 70), (31, 3), (32, 2), (60, 37)])
+def test_a_block_of_tokens_equals_them_one_by_one(
+    isa: str, head_dim: int, first: int, num_tokens: int
+) -> None:
+    last = first + num_tokens - 1
+    keys, values = normal(1, last, head_dim), normal(2, last, head_dim)
+    kv, table = kv_cache(keys, values, 4)
+    for num_queries in (1, 2, 3, 4, 5):
+        q = normal(num_queries, num_tokens, num_queries, head_dim)
+        out = gemv.attention_block(q, kv, table, first, 0.125)
+        for t in range(num_tokens):
+            seen = first + t
+            alone = gemv.attention_heads(q[t], kv, table, seen, 0.125)
+            assert_same_bits(out[t], alone)
+        assert_same_bits(out[-1], reference.attention_heads(q[-1], keys, values, 0.125))
+
+
+@pytest.mark.parametrize("window", [1, 2, 7, 31, 32, 33, 64])
+@pytest.mark.parametrize("cap", [0.0, 0.4])
+def test_a_block_of_tokens_with_a_window(isa: str, window: int, cap: float) -> None:
+    """Windows that begin in several blocks of keys, and in the middle of a group of queries."""
+    keys, values = normal(1, 100, 80), normal(2, 100, 80)
+    kv, table = kv_cache(keys, values, 4)
+    for num_queries in (1, 3, 4):
+        q = normal(num_queries, 70, num_queries, 80)
+        out = gemv.attention_block(q, kv, table, 31, 0.125, window, cap)
+        for t in range(70):
+            hidden = max(0, 31 + t - window)
+            at = hidden // 32
+            seen = 31 + t - 32 * at
+            alone = gemv.attention_heads(q[t], kv, table[at:], seen, 0.125, hidden % 32, cap)
+            assert_same_bits(out[t], alone)
+
+
+def test_a_window_hides_infinities(isa: str) -> None:
+    keys, values = normal(12, 80, 64), normal(13, 80, 64)
+    values[40] = 1e6  # infinite as f16
+    kv, table = kv_cache(keys, values, 3)
+    out = gemv.attention_block(normal(14, 8, 1, 64), kv, table, 60, 0.125, 22)
+    assert np.isinf(out[:3]).all()  # 60 positions less 22: from the one of number 38 on
+    assert np.isfinite(out[3:]).all()
+
+
+def test_a_block_of_tokens_in_a_long_context(isa: str) -> None:
+    keys, values = normal(9, 2048, 64), normal(10, 2048, 64)
+    kv, table = kv_cache(keys, values, 64)
+    q = normal(11, 13, 3, 64)
+    out = gemv.attention_block(q, kv, table, 2036, 0.125)
+    for t in (0, 7, 12):
+        alone = reference.attention_heads(q[t], keys[: 2036 + t], values[: 2036 + t], 0.125)
+        assert_same_bits(out[t], alone)
+
+
+def test_an_infinite_value_reaches_only_who_sees_it(isa: str) -> None:
+    keys, values = normal(12, 40, 64), normal(13, 40, 64)
+    values[35] = 1e6  # infinite as f16
+    kv, table = kv_cache(keys, values, 2)
+    out = gemv.attention_block(normal(14, 8, 1, 64), kv, table, 33, 0.125)
+    assert np.isfinite(out[:3]).all()
+    assert np.isinf(out[3:]).all()
+
+
 @pytest.mark.parametrize("head_dim", [1, 15, 16, 33, 64])
 def test_kv_write_rounds_to_nearest_even(isa: str, head_dim: int) -> None:
     special = np.array(

@@ -44,6 +44,11 @@ WRONG_CALLS: list[tuple[str, Callable[[], Any]]] = [
     ("coef: shape is", lambda: gemv.axpy_rows(StorageType.F32, X.copy(), ROWS, X)),
     ("slot: 32 is outside", lambda: gemv.kv_write(KV[0], 32, X, X)),
     ("kv: shape is", lambda: gemv.attention_heads(X[np.newaxis, :4], KV, TABLE, 5, 1.0)),
+    ("q, kv: have 2", lambda: gemv.attention_block(X[np.newaxis], KV, TABLE, 1, 1.0)),
+    (
+        "num_positions: 0",
+        lambda: gemv.attention_block(X[np.newaxis, np.newaxis], KV, TABLE, 0, 1.0),
+    ),
     ("num_positions: 65", lambda: gemv.attention_heads(X[np.newaxis], KV, TABLE, 65, 1.0)),
     ("block_table: names", lambda: gemv.attention_heads(X[np.newaxis], KV, TABLE + 1, 5, 1.0)),
     (

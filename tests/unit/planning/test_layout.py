@@ -16,6 +16,7 @@ from polyneuron.io.ncf_format import LINE_BYTES, Layout
 from polyneuron.kernels.arena import HEADER_BYTES, PAGE_BYTES
 from polyneuron.kernels.quant import TILE_ROWS, tile_bytes
 from polyneuron.model.convert import convert
+from polyneuron.planning.attention import SCRATCH_MAX_BYTES, scratch_bytes
 from polyneuron.planning.bundles import Residency, RowsAre, spread
 from polyneuron.planning.layout import (
     REGIONS,
@@ -167,6 +168,15 @@ class TestLayout:
             scratch = layout.spans[f"scratch.{index}"].num_bytes
             assert scratch >= 4 * group * 96
             assert scratch >= 4 * spec.d_model
+
+    def test_scratch_for_many_tokens_is_bounded(self) -> None:
+        """In a long context an executor takes fewer tokens at once, but always one."""
+        spec = FAMILY_CASES["llama_tied"].spec()
+        for num_ctx in (96, 4096, 1 << 20):
+            long = replace(CONFIG, num_ctx=num_ctx, max_tokens=512)
+            one = 4 * spec.num_heads // spec.num_kv_heads * num_ctx
+            assert one <= scratch_bytes(spec, long) <= max(one, SCRATCH_MAX_BYTES)
+        assert scratch_bytes(spec, replace(CONFIG, max_tokens=64)) > 64 * 4 * 96
 
     def test_trace_takes_room_only_when_on(self) -> None:
         assert make_layout().spans["trace"].num_bytes == 0

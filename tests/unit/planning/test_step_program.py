@@ -10,6 +10,7 @@ from polyneuron.config import EngineConfig, Phase
 from polyneuron.io.ncf_format import round_up
 from polyneuron.kernels.arena import OpFlag, OpKind, Unit, routes_bytes
 from polyneuron.model.spec import ModelSpec
+from polyneuron.planning.attention import QUERY_ROWS
 from polyneuron.planning.bundles import Residency
 from polyneuron.planning.layout import ArenaLayout, plan_layout
 from polyneuron.planning.source import open_source
@@ -190,6 +191,14 @@ class TestUnits:
         for phase, npu in ((Phase.DECODE, 1), (Phase.PREFILL, 0)):
             _, _, ops = make_program(path, phase, npu)
             assert {op.unit for op in ops} == {Unit.CPU}
+
+    def test_attention_takes_tokens_of_a_prompt_together(self) -> None:
+        """Tokens of a decode step are of several sequences."""
+        for phase, is_prompt in ((Phase.PREFILL, True), (Phase.DECODE, False)):
+            spec, _, ops = family("llama_tied", phase)
+            units = {(op.cols, op.heads_per_unit) for op in ops if op.kind is OpKind.ATTENTION}
+            group = spec.num_heads // spec.num_kv_heads
+            assert units == ({(QUERY_ROWS // group, group)} if is_prompt else {(1, 1)})
 
     def test_adjacent_projections_are_one_matmul(self, tmp_path: Path) -> None:
         path = write_tiny_gguf(tmp_path / "m.gguf", TinyModel(tensor_type="Q8_0"))
