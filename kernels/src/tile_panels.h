@@ -19,7 +19,7 @@ ALWAYS_INLINE void tile_float(const int type, const int tokens, float *out, size
             vf weight = type == STORAGE_F16 ? load_f16((const uint16_t *)tile + at)
                                             : load((const float *)tile + at);
             for (int t = 0; t < tokens; t++)
-                acc[t][k] = acc[t][k] + weight * x[t * cols + c];
+                acc[t][k] = acc[t][k] + times(weight, x + (size_t)t * cols + c);
         }
     for (int t = 0; t < tokens; t++)
         for (int k = 0; k < TILE_REGISTERS; k++)
