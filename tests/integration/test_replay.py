@@ -9,15 +9,19 @@ from pathlib import Path
 import pytest
 
 from polyneuron.scenarios.expectation import Player
-from polyneuron.scenarios.library import find_scenario
+from polyneuron.scenarios.library import find_scenario, library_names
 from polyneuron.scenarios.playing import Play, play_all
 from polyneuron.scenarios.replay_run import ReplayRun
 from polyneuron.scenarios.result import ScenarioResult
+from polyneuron.scenarios.script import load_script
 from polyneuron.timeline import read_timeline
 from tests.support.leftovers import Snapshot, assert_nothing_left, snapshot
 from tests.support.program import run
 
 pytestmark = pytest.mark.ray
+
+OWN = [name for name in library_names() if "/" not in name]
+REPLAYED = [n for n in OWN if Player.REPLAY in load_script(find_scenario(n)).players]
 
 STORY = """
 name = "story"
@@ -147,15 +151,12 @@ class TestReplay:
         assert faults == [{"kind": "npu_failed", "target": "npu.0"}]
         assert_nothing_left(observed)
 
-    def test_errors_for_good_end_requests_only(self, observed: Snapshot) -> None:
-        result = replayed(find_scenario("read_errors_persistent"))
+    @pytest.mark.parametrize("name", REPLAYED)
+    def test_library_holds(self, name: str, observed: Snapshot) -> None:
+        """All that this machine can do; some of them lose processes, or memory, or every read."""
+        result = replayed(find_scenario(name))
         assert [checked for checked in result.expectations if not checked.ok] == []
         assert_nothing_left(observed)
-
-    def test_rungs_of_the_ladder(self) -> None:
-        """Predicted mode, with predictors made for the small model."""
-        result = replayed(find_scenario("ladder_replayed"))
-        assert [checked for checked in result.expectations if not checked.ok] == []
 
     def test_failing_run_leaves_nothing(
         self, tmp_path: Path, observed: Snapshot, capsys: pytest.CaptureFixture[str]
