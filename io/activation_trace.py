@@ -17,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyneuron.errors import ChecksumError, FormatError, UnsupportedError
-from polyneuron.io.file_kind import check_regular_file
+from polyneuron.io.file_kind import TRACE_MAGIC, check_regular_file
 from polyneuron.io.ncf_fields import Fields
 from polyneuron.io.packed_arrays import pack_arrays, unpack_arrays
 from polyneuron.io.whole_file import write_whole_pieces
 from polyneuron.kernels.checksum import crc32c
 
-MAGIC = b"\x89PNA\r\n\x1a\n"
 VERSION = 1
 HEADER = struct.Struct("<8sIIQ")
 """Magic, version, CRC-32C of the head that follows, its bytes."""
@@ -102,7 +101,7 @@ def write_trace(path: Path, head: TraceHead, blocks: Iterable[bytes]) -> None:
     packed = _packed(head)
 
     def pieces() -> Iterator[bytes]:
-        yield HEADER.pack(MAGIC, VERSION, crc32c(packed), len(packed)) + packed
+        yield HEADER.pack(TRACE_MAGIC, VERSION, crc32c(packed), len(packed)) + packed
         for block in blocks:
             if len(block) != head.block_bytes:
                 raise ValueError(f"a block of {len(block)} bytes, not of {head.block_bytes}")
@@ -138,7 +137,7 @@ def _packed(head: TraceHead) -> bytes:
 
 def _read_head(path: Path, file: BufferedReader) -> TraceHead:
     raw = file.read(HEADER.size)
-    if raw[: len(MAGIC)] != MAGIC or len(raw) < HEADER.size:
+    if raw[: len(TRACE_MAGIC)] != TRACE_MAGIC or len(raw) < HEADER.size:
         raise FormatError(f"{path}: not a recording of activations; {CURE}")
     _, version, checksum, num_bytes = HEADER.unpack(raw)
     if version != VERSION:

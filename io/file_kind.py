@@ -11,6 +11,9 @@ PWRI_MAGIC = b"PWRI"
 """Of PowerInfer's GGUFs: the same container, with predictors and down matrices turned."""
 NCF_MAGIC = b"\x89NCF\r\n\x1a\n"
 """Of neuron-cluster files: a transfer that alters line ends or the eighth bit damages it."""
+PROFILE_MAGIC = b"\x89PNP\r\n\x1a\n"
+TRACE_MAGIC = b"\x89PNA\r\n\x1a\n"
+"""Of recorded activations."""
 HEAD_BYTES = 64
 
 _PICKLE_CURE = "save it as safetensors and give the folder, or give a GGUF"
@@ -27,6 +30,8 @@ _PLAIN = (
     (b"MZ", "a program (a llamafile?); give the GGUF that is in it"),
     (b"{", "JSON text; of a Hugging Face folder give the folder"),
     (NCF_MAGIC, "a neuron-cluster file already"),
+    (PROFILE_MAGIC, "a model's profile; give the model that lies beside it"),
+    (TRACE_MAGIC, "recorded activations; a scenario plays them: [activity] trace"),
 )
 
 

@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyneuron.errors import ChecksumError, ConfigError, FormatError, UnsupportedError
-from polyneuron.io.file_kind import beside, check_regular_file
+from polyneuron.io.file_kind import PROFILE_MAGIC, beside, check_regular_file
 from polyneuron.io.ncf_fields import Fields
 from polyneuron.io.packed_arrays import pack_arrays, unpack_arrays
 from polyneuron.io.whole_file import write_whole
 from polyneuron.kernels.checksum import crc32c
 
 SUFFIX = ".profile"
-MAGIC = b"\x89PNP\r\n\x1a\n"
 VERSION = 1
 HEADER = struct.Struct("<8sIIQ")
 """Magic, version, CRC-32C of what follows, its bytes."""
@@ -111,7 +110,7 @@ def write_profile(path: Path, profile: Profile) -> None:
             "bounds": profile.bounds.plain() if profile.bounds else None,
         }
     )
-    write_whole(path, HEADER.pack(MAGIC, VERSION, crc32c(body), len(body)) + body)
+    write_whole(path, HEADER.pack(PROFILE_MAGIC, VERSION, crc32c(body), len(body)) + body)
 
 
 def read_profile(path: Path, key: str, num_layers: int, d_ff: int) -> Profile:
@@ -147,7 +146,7 @@ def _checked_body(path: Path) -> bytes:
         raw = path.read_bytes()
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror or error}") from None
-    if raw[: len(MAGIC)] != MAGIC or len(raw) < HEADER.size:
+    if raw[: len(PROFILE_MAGIC)] != PROFILE_MAGIC or len(raw) < HEADER.size:
         raise FormatError(f"{path}: not a profile; {CURE}")
     _, version, checksum, num_bytes = HEADER.unpack_from(raw)
     if version != VERSION:

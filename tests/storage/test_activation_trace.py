@@ -15,7 +15,6 @@ from polyneuron.io import activation_trace
 from polyneuron.io.activation_trace import (
     BLOCK_CRC,
     HEADER,
-    MAGIC,
     VERSION,
     TraceHead,
     needed_words,
@@ -23,6 +22,7 @@ from polyneuron.io.activation_trace import (
     trace_bytes,
     write_trace,
 )
+from polyneuron.io.file_kind import TRACE_MAGIC
 from polyneuron.io.packed_arrays import pack_arrays
 from polyneuron.kernels.checksum import crc32c
 from tests.support.recordings import made_up, write_masks
@@ -100,7 +100,7 @@ def with_head(fields: dict[str, object], blocks: bytes = b"") -> bytes:
     plain = {name: getattr(HEAD, name) for name in activation_trace.PLAIN_FIELDS}
     starts = {"num_sequences": 1, "starts": np.zeros(1, np.uint32)}
     packed = pack_arrays({**plain, **starts, **fields})
-    return HEADER.pack(MAGIC, VERSION, crc32c(packed), len(packed)) + packed + blocks
+    return HEADER.pack(TRACE_MAGIC, VERSION, crc32c(packed), len(packed)) + packed + blocks
 
 
 class TestDamaged:
@@ -124,7 +124,7 @@ class TestDamaged:
     def test_kind_of_error_is_told(self, path: Path) -> None:
         write(path)
         whole = path.read_bytes()
-        path.write_bytes(whole[: len(MAGIC)] + (2).to_bytes(4, "little") + whole[12:])
+        path.write_bytes(whole[: len(TRACE_MAGIC)] + (2).to_bytes(4, "little") + whole[12:])
         with pytest.raises(UnsupportedError, match="version 2 of recordings; this reads 1"):
             read_trace(path)
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from polyneuron.errors import FormatError
-from polyneuron.io.file_kind import beside
+from polyneuron.io.file_kind import PROFILE_MAGIC, TRACE_MAGIC, beside
 from polyneuron.io.gguf_file import read_header
 
 PICKLE = b"\x80\x02}q\x00."
@@ -27,6 +27,8 @@ KINDS: dict[str, tuple[bytes, str]] = {
     "reversed_magic": (b"FUGG" + bytes(60), "byte order is reversed"),
     "short_magic": (b"GG", "cut off inside the magic"),
     "json": (b'{"error": "not found"}', "JSON text"),
+    "profile": (PROFILE_MAGIC + bytes(60), "a model's profile; give the model"),
+    "recording": (TRACE_MAGIC + bytes(60), "recorded activations; a scenario plays them"),
     "zeros": (bytes(4096), r"starts with b'\\x00"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,18 @@ class TestRecording:
             engine.score(TOKENS, len(TOKENS) - 1)
             shares = [layer.gated_share for layer in engine.activity()]
         assert np.allclose(counts(trace).sum(axis=1) / (len(TOKENS) * model.d_ff), shares, rtol=0)
+
+    def test_threshold_mode_needs_what_is_beyond_the_bounds(self, tmp_path: Path) -> None:
+        path, output = model_in(tmp_path, replace(MODEL, family="llama")), tmp_path / "text.trace"
+        made = make_profile(path, TOKENS, None, record=output, max_cost=1e9)
+        found = counts(read_trace(output))
+        for own, layer in zip(found, made.profile.layers, strict=True):
+            assert (own == layer.gated[0]).all()
+        with LocalEngine(path, max_tokens=1, mode="threshold") as engine:
+            engine.score(TOKENS, len(TOKENS) - 1)
+            shares = [layer.gated_share for layer in engine.activity()]
+        assert 0.01 < max(shares) < 0.99
+        assert np.allclose(found.sum(axis=1) / (len(TOKENS) * MODEL.d_ff), shares, rtol=0)
 
     def test_tokens_follow_the_text(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each sequence begins anew; the first one is that of its text alone."""
