@@ -161,7 +161,10 @@ def _pack_chunk(tensor: GgufTensor, storage: StorageType, rows: Bytes, tiles: By
         pack_tiles_q4m_parts(quants, scale, minimum, out=tiles)
     else:
         if storage is StorageType.F16 and np.abs(values).max() > HALF_MAX:
-            raise FormatError(f"tensor {quoted(tensor.name)} holds values beyond the range of f16")
+            raise FormatError(
+                f"tensor {quoted(tensor.name)} holds values beyond the range of f16; convert it "
+                "with --weights f32"
+            )
         pack_tiles_from_f32(storage, values, out=tiles)
     if storage is StorageType.F32:
         return PackError()

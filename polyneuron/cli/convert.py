@@ -37,6 +37,16 @@ class DownChoice(StrEnum):
     F16 = "f16"
 
 
+class WeightsChoice(StrEnum):
+    """What `--weights` takes."""
+
+    AUTO = "auto"
+    Q8 = "q8"
+    Q4 = "q4"
+    F16 = "f16"
+    F32 = "f32"
+
+
 def convert(
     source: Annotated[
         str, typer.Argument(help="a .gguf file, a Hugging Face folder, or the word smollm2")
@@ -50,6 +60,10 @@ def convert(
         DownChoice,
         option("--down", text="type of down's columns in bundles; auto: q8, of float sources own"),
     ] = DownChoice.AUTO,
+    weights: Annotated[
+        WeightsChoice,
+        option("--weights", text="type of a float source's matrices; auto: as precise as they are"),
+    ] = WeightsChoice.AUTO,
     force: Annotated[bool, option("--force", text="replace an output that differs")] = False,
 ) -> None:
     """Write a neuron-cluster file; broken off and run again, it goes on where it stopped."""
@@ -59,6 +73,7 @@ def convert(
 
     wanted = None if layout is LayoutChoice.AUTO else Layout(layout.value)
     down_type = None if down is DownChoice.AUTO else StorageType[down.name]
+    weight_type = None if weights is WeightsChoice.AUTO else StorageType[weights.name]
     started = time.monotonic()
     with LoadProgress("converting") as progress:
         report = conversion.convert(
@@ -66,6 +81,7 @@ def convert(
             output,
             layout=wanted,
             down=down_type,
+            weights=weight_type,
             force=force,
             progress=progress,
             on_wait=note_wait,

@@ -13,6 +13,7 @@ from polyneuron.io.content_key import content_key
 from polyneuron.io.file_device import open_device
 from polyneuron.io.file_kind import is_ncf
 from polyneuron.io.gguf_file import POWERINFER, GgufHeader, check_supported
+from polyneuron.io.gguf_tensors import GgufTensor
 from polyneuron.io.model_files import views_of
 from polyneuron.io.ncf_format import Layout, NcfSource, NcfTensor
 from polyneuron.io.ncf_pieces import (
@@ -26,6 +27,7 @@ from polyneuron.io.ncf_pieces import (
 from polyneuron.io.ncf_reader import read_ncf
 from polyneuron.io.ncf_writer import NcfPlan, NcfWriter, is_planned
 from polyneuron.io.output_file import OutputFile, Progress, write_output
+from polyneuron.io.pack import storage_type
 from polyneuron.io.piece_writer import check_free_space, check_output
 from polyneuron.io.read_ahead import read_ahead
 from polyneuron.kernels.quant import StorageType
@@ -59,12 +61,14 @@ def convert(
     layout: Layout | None = None,
     order: NeuronOrder | None = None,
     down: StorageType | None = None,
+    weights: StorageType | None = None,
     force: bool = False,
     progress: Progress = lambda done, total: None,
     on_wait: Callable[[], None] = lambda: None,
 ) -> ConvertReport:
     """Write `output` from `source`, or go on where an earlier run was broken off.
 
+    `weights` is the type of matrices that the source has in floats; None: as precise as they are.
     `down` is the type of down's columns in bundles; None: `ncf_plan.down_storage` chooses. An
     output that holds something else is only replaced with `force`. `progress` gets data bytes done
     and in all; `on_wait` is called when another process is writing the same output.
@@ -78,9 +82,14 @@ def convert(
         )
     if down is not None:
         check_down(chosen, spec.d_model, down)
+    if weights is not None and not any(_is_float_matrix(t) for t in header.tensors):
+        raise ConfigError(
+            f"--weights {weights.name.lower()}: {source} is quantised already and stays as it is; "
+            "leave the flag out, or give a source in floats"
+        )
     seen = header.files.stamp()
     origin = NcfSource(header.format, header.file_bytes, content_key(header))
-    plan = plan_gguf(header, spec, chosen, origin, order, down)
+    plan = plan_gguf(header, spec, chosen, origin, order, down, weights)
 
     def check_source() -> None:
         if header.files.stamp() != seen:
@@ -103,6 +112,10 @@ def convert(
         output, chosen, plan.file_bytes, written.resumed_bytes, written.was_there, lossy,
         has_predictors=header.format == POWERINFER,
     )  # fmt: skip
+
+
+def _is_float_matrix(tensor: GgufTensor) -> bool:
+    return len(tensor.shape) > 1 and not storage_type(tensor).is_quantised
 
 
 def open_source(source: Path) -> GgufHeader:

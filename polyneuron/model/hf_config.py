@@ -88,7 +88,9 @@ def read_config(folder: Path) -> HfConfig:
         raise UnsupportedError(
             f"{path}: model_type {quoted(model_type)}{by} is not supported; supported: {HF_TYPES}"
         )
-    config = HfConfig(path, values, HF_FAMILIES[model_type])
+    family = HF_FAMILIES[model_type]
+    values = dict(family.normalise(values)) if family.normalise else values
+    config = HfConfig(path, values, family)
     _check_purpose(config, made_for)
     quantised, by_mlx = values.get("quantization_config"), values.get("quantization")
     if quantised or by_mlx:

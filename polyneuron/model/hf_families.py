@@ -5,10 +5,12 @@ A family of `architecture.FAMILIES` becomes readable from such folders by a row 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+GROUPED_QKV = "attn_qkv_groups"
+"""Rows of q, k and v by groups: a KV head's query heads, its key, its value."""
 ATTENTION = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -60,9 +62,23 @@ OPT = {
     "fc1": "ffn_up",
     "fc2": "ffn_down",
 }
+FALCON = {
+    "input_layernorm": "attn_norm",
+    "ln_attn": "attn_norm_2",
+    "ln_mlp": "attn_norm",
+    "self_attention.query_key_value": GROUPED_QKV,
+    "self_attention.dense": "attn_output",
+    "mlp.dense_h_to_4h": "ffn_up",
+    "mlp.dense_4h_to_h": "ffn_down",
+}
 OUTSIDE = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
+    "lm_head": "output",
+}
+FALCON_OUTSIDE = {
+    "transformer.word_embeddings": "token_embd",
+    "transformer.ln_f": "output_norm",
     "lm_head": "output",
 }
 OPT_OUTSIDE = {
@@ -102,6 +118,7 @@ OWN_EXPERTS = {
     "num_local_experts": "expert_count",
 }
 SILU = {"silu": None, "swish": None}
+Values = Mapping[str, Any]
 GELU = {"gelu_pytorch_tanh": None, "gelu": None}  # Gemma's first files say gelu and mean the other
 NORMS = ("attn_norm", "ffn_norm", "output_norm")
 POST_NORMS = ("post_attention_norm", "post_ffw_norm")
@@ -133,11 +150,31 @@ class HfFamily:
     """When config.json leaves it out."""
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Metadata keys behind the architecture that are the same for all."""
+    normalise: Callable[[Values], Values] | None = None
+    """config.json with the keys that other families' files have."""
     settled: tuple[tuple[str, tuple[object, ...]], ...] = ()
     """More keys of config.json with the values that this family is run with."""
 
 
 LLAMA_ROPE = ("attn_q", "attn_k")
+
+
+def _falcon(values: Values) -> Values:
+    """Sizes that its config.json leaves to follow from others."""
+    heads, hidden = values.get("num_attention_heads"), values.get("hidden_size")
+    kv_heads = values.get("num_kv_heads") or heads
+    if not values.get("new_decoder_architecture"):
+        kv_heads = 1 if values.get("multi_query", True) else heads
+    width = values.get("ffn_hidden_size")
+    if width is None and isinstance(hidden, int):
+        width = 4 * hidden
+    return {
+        **values,
+        "intermediate_size": width,
+        "num_key_value_heads": kv_heads,
+        "hidden_act": values.get("activation", "gelu"),
+    }
+
 
 HF_FAMILIES = {
     row.model_type: row
@@ -200,6 +237,22 @@ HF_FAMILIES = {
             required=COUNTS | {"layer_norm_eps": "attention.layer_norm_epsilon"},
             defaults={"partial_rotary_factor": 0.25, "layer_norm_eps": 1e-5},
             activations=SILU,
+        ),
+        HfFamily(
+            "falcon",
+            "falcon",
+            FALCON,
+            FALCON_OUTSIDE,
+            required=COUNTS | {"layer_norm_epsilon": "attention.layer_norm_epsilon"},
+            defaults={"max_position_embeddings": 2048, "layer_norm_epsilon": 1e-5},
+            activations={"gelu": None, "relu": "relu"},
+            normalise=_falcon,
+            settled=(
+                ("alibi", (None, False)),
+                ("bias", (None, False)),
+                ("parallel_attn", (None, True)),
+                ("apply_residual_connection_post_layernorm", (None, False)),
+            ),
         ),
         HfFamily(
             "opt",

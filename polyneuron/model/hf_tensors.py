@@ -16,9 +16,11 @@ from polyneuron.io.gguf_values import quoted
 from polyneuron.io.model_files import Extent, RowSwap
 from polyneuron.io.safetensors_file import SafeTensor, SafetensorsFile
 from polyneuron.model.hf_config import HfConfig
-from polyneuron.model.hf_families import OF_NO_USE, HfFamily
+from polyneuron.model.hf_families import GROUPED_QKV, OF_NO_USE, HfFamily
 
-LAYER_NAME = re.compile(r"(?:model\.)?(?:decoder\.)?layers\.([0-9]{1,6})\.(.+)\.(weight|bias)")
+LAYER_NAME = re.compile(
+    r"(?:(?:model\.)?(?:decoder\.)?layers|transformer\.h)\.([0-9]{1,6})\.(.+)\.(weight|bias)"
+)
 EXPERT = re.compile(r"(.*\.experts\.)([0-9]{1,6})(\..+)")
 GGML_TYPE = {"F32": 0, "F16": 1, "BF16": 30}
 WIDTH = {"F32": 4, "F16": 2, "BF16": 2}
@@ -58,6 +60,7 @@ class TensorTable:
         self.tensors: list[GgufTensor] = []
         self.extents: list[Extent] = []
         self._end = 0
+        self._names: set[str] = set()
 
     @property
     def num_bytes(self) -> int:
@@ -111,15 +114,39 @@ class TensorTable:
             shape = shape[1:]  # a gate of one row is a vector in a GGUF
         if not shape or not math.prod(shape):
             parts[0].fail(f"has the shape {entry.shape}, of no use")
-        role = name.split(".")[-2]
+        role = name.rpartition(".")[0].rpartition(".")[2]
+        if name in self._names:
+            parts[0].fail(f"is {name}, as another one is; two checkpoints in one folder?")
+        self._names.add(name)
         if role in self.config.family.adds_one:
             self.add_made(name, _values(parts[0]) + np.float32(1.0))
+            return
+        if role == GROUPED_QKV:
+            self._add_groups(name, parts[0])
             return
         swap = self._swap(role, entry)
         places = [
             Extent(0, p.entry.end - p.entry.begin, p.file.path, p.entry.begin, swap) for p in parts
         ]
         self._place(name, GGML_TYPE[entry.dtype], shape, places)
+
+    def _add_groups(self, name: str, part: Found) -> None:
+        """Query, key and value rows of all groups, as the three matrices they are."""
+        entry, head, config = part.entry, self.config.head_dim, self.config
+        groups, rows = config.count("num_key_value_heads"), entry.shape[0]
+        queries = config.count("num_attention_heads") // groups
+        if rows != groups * (queries + 2) * head:
+            part.fail(f"has {rows} rows, not {groups} groups of {queries + 2} x {head}")
+        row = (entry.end - entry.begin) // rows
+        firsts = {"attn_q": (0, queries), "attn_k": (queries, 1), "attn_v": (queries + 1, 1)}
+        for role, (first, heads) in firsts.items():
+            starts = [(group * (queries + 2) + first) * head for group in range(groups)]
+            places = [
+                Extent(0, heads * head * row, part.file.path, entry.begin + start * row)
+                for start in starts
+            ]
+            shape = (groups * heads * head, *entry.shape[1:])
+            self._place(name.replace(GROUPED_QKV, role), GGML_TYPE[entry.dtype], shape, places)
 
     def _swap(self, role: str, entry: SafeTensor) -> RowSwap | None:
         rows, head = entry.shape[0], self.config.head_dim

@@ -34,6 +34,10 @@ METADATA_PREFIXES = ("general.", "tokenizer.")
 UNCUT = (StorageType.Q4, StorageType.Q8)
 """Quantised types that down's columns keep where the source has them by neuron."""
 SPARSE_KINDS = (FeedForwardKind.REGLU, FeedForwardKind.DRELU, FeedForwardKind.RELU)
+WEIGHT_TYPES = (StorageType.Q8, StorageType.Q4, StorageType.F16, StorageType.F32)
+"""What matrices of float sources may be stored as."""
+FLOAT_ROLES = ("ffn_gate_inp", "position_embd")
+TABLES = ("token_embd", "output")
 FED_ROLES = ("ffn_gate", "ffn_up", "ffn_down")
 
 NeuronOrder = Mapping[int, NDArray[np.uint32]]
@@ -96,6 +100,21 @@ def down_storage(
     return StorageType.F16 if d_model % BLOCK_COLS else StorageType.Q8
 
 
+def matrix_storage(tensor: GgufTensor, wanted: StorageType | None = None) -> StorageType:
+    """Storage of a matrix: `wanted` where the source has floats, else the source's own.
+
+    Embedding and head take no less than q8; routers, positions and rows that do not fill blocks of
+    32 keep their floats.
+    """
+    own = storage_type(tensor)
+    if wanted is None or own.is_quantised or len(tensor.shape) == 1:
+        return own
+    _, role = layer_and_role(tensor.name)
+    if role in FLOAT_ROLES or (wanted.is_quantised and tensor.num_cols % BLOCK_COLS):
+        return own
+    return StorageType.Q8 if wanted is StorageType.Q4 and role in TABLES else wanted
+
+
 def plan_ncf(
     spec: ModelSpec,
     layout: Layout,
@@ -126,13 +145,21 @@ def plan_gguf(
     source: NcfSource,
     order: NeuronOrder | None = None,
     down: StorageType | None = None,
+    weights: StorageType | None = None,
 ) -> NcfPlan:
-    """Lay out the file that a GGUF becomes; `down`: of down's columns in bundles."""
+    """Lay out the file that a GGUF becomes.
+
+    `weights`: of matrices that the source has in floats; `down`: of down's columns in bundles.
+    """
     tensors = {name: header.tensor(name) for name in tensor_shapes(spec)}
-    storage = {name: storage_type(tensor) for name, tensor in tensors.items()}
+    storage = {name: matrix_storage(tensor, weights) for name, tensor in tensors.items()}
     if layout is Layout.BUNDLES:
         for layer in tensor_map(spec).layers:
-            storage[layer.ffn_down] = down_storage(tensors[layer.ffn_down], spec.d_model, down)
+            tensor = tensors[layer.ffn_down]
+            is_float = weights is not None and not storage_type(tensor).is_quantised
+            fits = spec.d_model % BLOCK_COLS == 0 or weights in (StorageType.F16, StorageType.F32)
+            chosen = weights if down is None and is_float and fits else down
+            storage[layer.ffn_down] = down_storage(tensor, spec.d_model, chosen)
     source_types = {name: tensor.type_name for name, tensor in tensors.items()}
     return plan_ncf(
         spec, layout, source_types, storage, kept_metadata(header.metadata), source, order

@@ -8,14 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from polyneuron.errors import ConfigError
 from polyneuron.io.ncf_format import Layout
 from polyneuron.io.ncf_reader import read_ncf
+from polyneuron.kernels.quant import StorageType
 from polyneuron.model.architecture import describe
 from polyneuron.model.chat_template import ChatTemplate
 from polyneuron.model.convert import convert
 from polyneuron.model.model_cache import cached_ncf
 from polyneuron.model.model_header import read_model_header
-from polyneuron.model.ncf_plan import choose_layout
+from polyneuron.model.ncf_plan import WEIGHT_TYPES, choose_layout
 from polyneuron.model.tokenizer import Tokenizer
 from polyneuron.planning.source import open_source
 from tests.support.families import FAMILY_CASES, gguf_path, golden_path
@@ -24,12 +26,7 @@ from tests.support.local_engine import LocalEngine
 from tests.support.reference_model import ReferenceModel
 from tests.support.tiny_gguf import TinyModel, random_weights, write_tiny_gguf
 
-# No checkpoint is a Llama without gates; Falcon's folders are refused by name.
-CASES = [
-    case
-    for case, model in FAMILY_CASES.items()
-    if case != "llama_relu_no_gate" and model.family != "falcon"
-]
+CASES = [case for case in FAMILY_CASES if case != "llama_relu_no_gate"]  # no checkpoint is so
 TEXTS = ("hello world, and the rest", "12 of 345", "a  b\n\nc\tdöß", "<|im_start|>x<|im_end|> y")
 TOLERANCE = 1e-3
 
@@ -194,3 +191,54 @@ class TestConverted:
         raw[-1] ^= 1
         shard.write_bytes(raw)
         assert cached_ncf(folder, folder=tmp_path / "cache") != first
+
+
+class TestWeightTypes:
+    @pytest.mark.parametrize("layout", [Layout.TILES, Layout.BUNDLES])
+    @pytest.mark.parametrize("kind", WEIGHT_TYPES)
+    def test_floats_are_stored_as_asked(
+        self, tmp_path: Path, layout: Layout, kind: StorageType
+    ) -> None:
+        model = TinyModel(family="bamboo", d_ff=96, tied_head=False)
+        folder = write_hf_folder(tmp_path / "hf", model.spec(), random_weights(model), dtype="BF16")
+        convert(folder, tmp_path / "o.ncf", layout=layout, weights=kind)
+        ncf = read_ncf(tmp_path / "o.ncf")
+        for tensor in ncf.tensors:
+            is_table = tensor.name in ("token_embd.weight", "output.weight")
+            wanted = StorageType.Q8 if is_table and kind is StorageType.Q4 else kind
+            assert tensor.storage is (None if "norm" in tensor.name else wanted)
+            is_rounded = tensor.storage is not None and tensor.storage.is_quantised
+            assert (tensor.rms_error > 1e-6) == is_rounded  # in f16 only the very small
+            assert tensor.rms_error < (0.12 if kind is StorageType.Q4 else 0.01)
+        ncf.check_all()
+
+    def test_quantised_by_four_or_eight_bits_still_runs(self, tmp_path: Path) -> None:
+        folder = folder_of(tmp_path, "llama_untied")
+        logits = []
+        for kind in (StorageType.F32, StorageType.Q8):
+            convert(folder, tmp_path / f"{kind}.ncf", layout=Layout.TILES, weights=kind)
+            with LocalEngine(tmp_path / f"{kind}.ncf") as engine:
+                logits.append(engine.generate([5, 6, 7], 1).logits[0])
+        difference = np.linalg.norm(logits[0] - logits[1]) / np.linalg.norm(logits[0])
+        assert 0 < difference < 0.05
+
+    def test_experts_keep_their_routers(self, tmp_path: Path) -> None:
+        folder = folder_of(tmp_path, "qwen3moe", "F16")
+        convert(folder, tmp_path / "o.ncf", layout=Layout.BUNDLES, weights=StorageType.Q4)
+        tensors = {tensor.name: tensor for tensor in read_ncf(tmp_path / "o.ncf").tensors}
+        assert tensors["blk.0.ffn_gate_inp.weight"].storage is StorageType.F16
+        assert tensors["blk.0.ffn_down_exps.weight"].storage is StorageType.Q4
+
+    def test_rows_that_fill_no_blocks_keep_their_floats(self, tmp_path: Path) -> None:
+        model = TinyModel(d_model=48, num_heads=3, num_kv_heads=3, d_ff=64)
+        folder = write_hf_folder(tmp_path / "hf", model.spec(), random_weights(model))
+        convert(folder, tmp_path / "o.ncf", layout=Layout.TILES, weights=StorageType.Q8)
+        tensors = {tensor.name: tensor for tensor in read_ncf(tmp_path / "o.ncf").tensors}
+        assert tensors["blk.0.ffn_up.weight"].storage is StorageType.F32
+        assert tensors["blk.0.ffn_down.weight"].storage is StorageType.Q8
+
+    def test_quantised_source_is_refused(self, tmp_path: Path) -> None:
+        model = TinyModel(tensor_type="Q4_0")
+        path = write_tiny_gguf(tmp_path / "m.gguf", model)
+        with pytest.raises(ConfigError, match=r"--weights q8: .* is quantised already"):
+            convert(path, tmp_path / "o.ncf", weights=StorageType.Q8)

@@ -86,6 +86,8 @@ def hf_config(spec: ModelSpec) -> dict[str, Any]:
         "eos_token_id": 2,
     }
     config |= hf_departures(spec)
+    if spec.family == "falcon":
+        del config["head_dim"]  # there it follows from the others
     if spec.experts:
         config |= {
             "num_local_experts": spec.experts.num_experts,

@@ -155,6 +155,20 @@ class TestFolder:
         assert run("inspect", tmp_path / "o.ncf", "--json") == 0
         assert json.loads(capsys.readouterr().out)["tokenizer"]["num_tokens"] == 299
 
+    def test_type_of_weights_can_be_chosen(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        model = TinyModel()
+        folder = write_hf_folder(tmp_path / "hf", model.spec(), random_weights(model))
+        assert run("convert", folder, "-o", tmp_path / "o.ncf", "--weights", "q8") == 0
+        assert "relative rms error" in capsys.readouterr().err
+        up = read_ncf(tmp_path / "o.ncf").tensor("blk.0.ffn_up.weight")
+        assert (up.storage, up.source_type) == (StorageType.Q8, "F32")
+        assert run("convert", folder, "-o", tmp_path / "p.ncf", "--weights", "q3") == 2
+        quantised = write_source(tmp_path)
+        assert run("convert", quantised, "-o", tmp_path / "q.ncf", "--weights", "q8") == 2
+        assert "is quantised already" in capsys.readouterr().err
+
     def test_folder_that_lacks_a_shard_is_refused(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

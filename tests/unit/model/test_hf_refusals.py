@@ -165,7 +165,11 @@ OTHER_CONFIG: list[tuple[str, dict[str, Any], str]] = [
     ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before = False is not supported"),
     ("opt", {"activation_function": "gelu", "hidden_act": None}, "activation_function is 'gelu'"),
     ("opt", {"ffn_dim": None}, "keys missing: ffn_dim"),
-    ("falcon", {}, "'falcon' ('TinyForCausalLM') is not supported; supported: llama"),
+    ("falcon", {"alibi": True}, "alibi = True is not supported"),
+    ("falcon", {"parallel_attn": False}, "parallel_attn = False is not supported"),
+    ("falcon", {"multi_query": False}, "not 4 groups of 3 x 16"),
+    ("falcon", {"activation": "silu"}, "hidden_act is 'silu'; supported for this model: gelu relu"),
+    ("falcon", {"hidden_size": "x", "ffn_hidden_size": None}, "keys missing: intermediate_size"),
     ("gemma3", {"model_type": "gemma3"}, "'gemma3' ('TinyForCausalLM') is not supported"),
     ("gemma2", {"attn_logit_softcapping": "50"}, "attn_logit_softcapping is '50'"),
     ("gemma2", {"layer_types": ["full_attention"] * 2, "sliding_window": 9}, ""),
@@ -193,6 +197,16 @@ def test_magnitude_of_longrope_follows_from_contexts(tmp_path: Path) -> None:
     assert long.magnitude == pytest.approx(math.sqrt(1.0 + math.log(256 / 64) / math.log(64)))
 
 
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_falcons_sizes_follow_from_others(tmp_path: Path, kv_heads: int) -> None:
+    """As in its first files, where num_kv_heads may be the number of heads and mean nothing."""
+    model = TinyModel(family="falcon", num_kv_heads=1, d_ff=256, context_length=2048)
+    left_out = {"ffn_hidden_size": None, "head_dim": None, "max_position_embeddings": None}
+    folder = tiny_folder(tmp_path / "m", model, num_kv_heads=kv_heads, **left_out)
+    spec = describe(read_model_header(folder))
+    assert (spec.d_ff, spec.num_kv_heads, spec.context_length) == (256, 1, 2048)
+
+
 def test_scale_that_is_not_the_heads_is_taken(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "m", TinyModel(family="gemma2"), query_pre_attn_scalar=25)
     assert describe(read_model_header(folder)).attention_scale == 0.2
@@ -212,10 +226,16 @@ class TestTensors:
         write_shards(folder, {n: v for n, v in found.items() if v is not None}, "F32", 1)
         return folder
 
-    def test_stranger_is_named(self, tmp_path: Path) -> None:
-        name = "model.layers.0.self_attn.rotary.weight"
+    @pytest.mark.parametrize("name", ["model.layers.0.self_attn.rotary.weight", "x", ".", "a.bias"])
+    def test_stranger_is_named(self, tmp_path: Path, name: str) -> None:
         folder = self._folder(tmp_path / "m", MODEL, **{name: np.ones(3, np.float32)})
         assert repr(name) in refusal(folder)
+
+    def test_two_names_of_one_tensor_are_refused(self, tmp_path: Path) -> None:
+        model = TinyModel(family="falcon", num_kv_heads=1)
+        name = "transformer.h.0.ln_mlp.weight"
+        folder = self._folder(tmp_path / "m", model, **{name: np.ones(64, np.float32)})
+        assert "is blk.0.attn_norm.weight, as another one is" in refusal(folder)
 
     def test_what_is_made_anew_is_passed_over(self, tmp_path: Path) -> None:
         made = {
@@ -266,13 +286,13 @@ class TestTensors:
 
 
 class TestTable:
-    def test_rows_name_known_families(self) -> None:
-        assert {row.family for row in HF_FAMILIES.values()} <= set(FAMILIES)
+    def test_every_family_has_a_row(self) -> None:
+        assert {row.family for row in HF_FAMILIES.values()} == set(FAMILIES)
 
     @pytest.mark.parametrize("model_type", HF_FAMILIES)
     def test_roles_are_the_ggufs(self, model_type: str) -> None:
         """No row maps to a name that a GGUF of its family never has."""
         row = HF_FAMILIES[model_type]
-        assert len(set(row.layer.values())) == len(row.layer)
+        assert not row.required.keys() & row.optional.keys()
         for role in (*row.interleaved, *row.adds_one):
             assert role in {*row.layer.values(), *row.outside.values()}
