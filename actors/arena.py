@@ -86,7 +86,7 @@ def resize_neuron_cache(arena: Arena, layout: ArenaLayout, num_slots: int) -> No
     """
     bundles = layout.bundles
     assert bundles is not None
-    assert bundles.rows.least_slots(layout.config.max_sequences) <= num_slots
+    assert bundles.rows.least_slots(layout.config.decode_tokens) <= num_slots
     assert num_slots <= bundles.cold_slots
     cache = NeuronCache(arena.address + layout.at("boards.cache"))
     with cache.locked(LOCK_TIMEOUT_NS):

@@ -16,7 +16,7 @@ from polyneuron.actors.coordinator import Sequence, StepPlan
 from polyneuron.actors.step_trace import StepTrace
 from polyneuron.backends.notice import read_notice
 from polyneuron.clock import MonotonicClock
-from polyneuron.config import FeedForwardMode, Phase
+from polyneuron.config import Phase
 from polyneuron.errors import EngineError, ProtocolError
 from polyneuron.kernels.arena import SPIN_LIMIT, Arena, StepFlag, StepStatus, Unit, monotonic_ns
 from polyneuron.kernels.neuron_cache import NeuronCache
@@ -170,17 +170,15 @@ class StepRunner:
                 blocks[target] = blocks[source]
 
     def _phase(self, plan: StepPlan) -> Phase:
-        """Which program computes a step: a prompt of a token or two need not stream every layer.
+        """Which program computes a step: a short prompt need not stream every layer.
 
         Predicted mode, where programs differ in what they give, takes a single token: what a
         request computes must not depend on how many others there is room for.
         """
-        config = self._layout.config
-        is_lossy = config.mode is FeedForwardMode.PREDICTED
-        few = len(plan.rows) <= (1 if is_lossy else config.max_sequences)
+        few = len(plan.rows) <= self._layout.config.sparse_tokens
         return Phase.DECODE if few else plan.phase
 
-    def _program(self, plan: StepPlan) -> str:
+    def graph(self, plan: StepPlan) -> str:
         """Its name: in decode the one for the step's number of tokens."""
         if self._phase(plan) is Phase.PREFILL:
             return "prefill"
@@ -195,7 +193,7 @@ class StepRunner:
         self._block_tables[:count] = [row.sequence.slot for row in plan.rows]
         self._logit_rows[: len(logit_rows)] = logit_rows
         step = self._arena.step
-        program = self._program(plan)
+        program = self.graph(plan)
         step.program = self._layout.at(f"boards.program.{program}")
         step.program_ops = self._num_ops[program]
         step.num_tokens, step.num_logit_rows, step.flags = count, len(logit_rows), flags
@@ -218,7 +216,7 @@ class StepRunner:
         replaced an executor, and then the same step is computed again. The logits are the arena's
         own memory: read them before the next step.
         """
-        program = self._program(plan)
+        program = self.graph(plan)
         flags = self._trace.begin(program, self._units[program]) | (StepFlag.DRY if dry else 0)
         while True:
             if self._stream:

@@ -14,6 +14,8 @@ from polyneuron.timeline_events import TraceDetail
 ENV_PREFIX = "POLYNEURON_"
 DEFAULT_NUM_CTX = 4096
 MAX_QUEUE_DEPTH = 1024
+MAX_SPARSE_TOKENS = 64
+"""Each takes a partial sum of every cluster of a layer: on a 7B 0.5 MiB."""
 DEFAULT_LOGIT_ROWS = 8
 DEFAULT_REQUESTS = 64
 
@@ -69,6 +71,10 @@ class EngineConfig:
     """All the product may take, Ray included; 0: what machine and cgroup leave."""
     ffn_resident: float | None = None
     """At most this share of the feed-forward layers in memory, 0 to 1; None: all that fit."""
+    sparse_prompt_tokens: int | None = None
+    """Prompts, or what is left of one after whole chunks, of at most so many tokens are computed as
+    decode steps are, where only the neurons that are needed are read, 0 to 64; longer ones read
+    every layer in order. None: `max_sequences`. Predicted mode takes single tokens only."""
     mode: FeedForwardMode = FeedForwardMode.AUTO
     """What feed-forward blocks compute; its name as a string will do."""
     bounds: tuple[float, ...] = ()
@@ -109,12 +115,26 @@ class EngineConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)}: must be at least 1")
         if not 1 <= self.queue_depth <= MAX_QUEUE_DEPTH:
             raise ConfigError(f"queue_depth is {self.queue_depth}: must be 1 to {MAX_QUEUE_DEPTH}")
+        if self.sparse_prompt_tokens is not None:
+            check_whole("sparse_prompt_tokens", self.sparse_prompt_tokens, 0, MAX_SPARSE_TOKENS)
         for name in ("max_tokens", "max_logit_rows"):
             if getattr(self, name) < self.max_sequences:
                 raise ConfigError(
                     f"{name} is {getattr(self, name)}: a decode step of max_sequences "
                     f"{self.max_sequences} needs as many"
                 )
+
+    @property
+    def sparse_tokens(self) -> int:
+        """The most tokens of a prompt that a decode program computes."""
+        wanted = self.sparse_prompt_tokens
+        most = min(self.max_sequences if wanted is None else wanted, self.max_tokens)
+        return min(most, 1) if self.mode is FeedForwardMode.PREDICTED else most
+
+    @property
+    def decode_tokens(self) -> int:
+        """The most tokens of a step of a decode program."""
+        return max(self.max_sequences, self.sparse_tokens)
 
     def hot_for(self, num_tokens: int) -> int:
         """Hot clusters of each layer in a step of so many tokens."""

@@ -133,6 +133,7 @@ def expectations(chosen: Chosen) -> dict[str, Any]:
             "workers": plan.chosen.knobs.workers,
             "queue_depth": plan.chosen.knobs.queue_depth,
             "lookahead": plan.chosen.knobs.is_looking_ahead,
+            "sparse_prompt_tokens": plan.chosen.budget.layout.config.sparse_prompt_tokens,
             "hot_neurons": {
                 str(batch): choice.knobs.hot_neurons for batch, choice in plan.by_batch.items()
             },

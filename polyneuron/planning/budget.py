@@ -135,7 +135,7 @@ class Budget:
         bundles = self.layout.bundles
         if bundles is None or not self.cold_slots:
             raise ConfigError("only the neuron cache can shrink while it runs; this run has none")
-        least = bundles.rows.least_slots(self.layout.config.max_sequences)
+        least = bundles.rows.least_slots(self.layout.config.decode_tokens)
         slot_bytes = bundles.slot_rows.kept_bytes
         slots = self.cold_slots - -(-max(0, self.limit_bytes - limit_bytes) // slot_bytes)
         if slots < least:
@@ -352,7 +352,7 @@ class _Planner:
         rows = self.rows
         assert rows is not None
         if self._is_whole:
-            return Residency(self.num_layers, rows.least_slots(self.config.max_sequences))
+            return Residency(self.num_layers, rows.least_slots(self.config.decode_tokens))
         return Residency(0)
 
     def _choose(self, room: int) -> Residency:
@@ -360,7 +360,7 @@ class _Planner:
         assert rows is not None
         hot = max(self.config.hot_clusters, default=0)
         return choose_residency(
-            rows, self.config.mode, self.num_layers, room, hot, self.config.max_sequences
+            rows, self.config.mode, self.num_layers, room, hot, self.config.decode_tokens
         )
 
     def most_bundles(self) -> Residency | None:

@@ -103,11 +103,11 @@ class NeuronRows:
         """One slot of the cache."""
         return self.slot_bytes * self.slot_neurons
 
-    def least_slots(self, max_sequences: int) -> int:
+    def least_slots(self, num_tokens: int) -> int:
         """Slots that a decode step may need at once: those of one layer."""
         if not self.has_experts:
             return self.num_neurons
-        experts = min(self.num_experts, self.num_used * max_sequences)
+        experts = min(self.num_experts, self.num_used * num_tokens)
         return experts * self.expert_neurons // self.slot_neurons
 
     @property

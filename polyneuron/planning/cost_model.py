@@ -214,6 +214,11 @@ def moved_bytes(read_bytes: int) -> int:
     return read_bytes + PAGE_BYTES - math.gcd(read_bytes, PAGE_BYTES)
 
 
+def shared(compute_ns: float, cpu_ns: float, workers: int, cores: int) -> float:
+    """Kernels of all workers, and a reader that needs a core for `cpu_ns` meanwhile."""
+    return max(compute_ns, cpu_ns, (workers * compute_ns + cpu_ns) / max(workers, cores))
+
+
 @dataclass(frozen=True, slots=True)
 class _Layer:
     """One layer's feed forward."""
@@ -329,9 +334,7 @@ class _Step:
     # ---- reads
 
     def _shared(self, compute_ns: float, cpu_ns: float) -> float:
-        """Kernels of all workers, and a reader that needs a core for `cpu_ns` meanwhile."""
-        workers, cores = self.knobs.workers, self.model.device.num_cores
-        return max(compute_ns, cpu_ns, (workers * compute_ns + cpu_ns) / max(workers, cores))
+        return shared(compute_ns, cpu_ns, self.knobs.workers, self.model.device.num_cores)
 
     def _with_reads(self, layer: _Layer, attention_ns: float, read_bytes: int) -> float:
         """Attention and feed forward of a layer that misses neurons."""

@@ -220,11 +220,11 @@ def _activation_parts(
     count = dict.fromkeys(strides, config.max_tokens) | {"logits": config.max_logit_rows}
     if rows is not None and rows.has_experts:
         entries = config.max_tokens * rows.num_used
-        count |= {"hidden": entries, "gathered": entries, "scores": config.max_sequences}
+        count |= {"hidden": entries, "gathered": entries, "scores": config.decode_tokens}
     parts = [(name, stride * count[name]) for name, stride in strides.items()]
     if rows is None:
         return parts
-    partials = rows.num_clusters * config.max_sequences * rows.cols * 4
+    partials = rows.num_clusters * config.decode_tokens * rows.cols * 4
     total = config.max_tokens * rows.cols * 4
     parts += [("partials", partials), ("total", total), ("clusters", cluster_bytes(rows))]
     if rows.has_experts:
@@ -303,7 +303,7 @@ def _place_weights(
 
 def hot_widths(config: EngineConfig) -> list[int]:
     """The different numbers of hot clusters that decode steps may have."""
-    return sorted({config.hot_for(tokens) for tokens in range(1, config.max_sequences + 1)})
+    return sorted({config.hot_for(tokens) for tokens in range(1, config.decode_tokens + 1)})
 
 
 def program_names(config: EngineConfig) -> list[str]:

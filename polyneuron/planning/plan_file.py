@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from polyneuron.backends.spec import FORMS, BackendKind, parse_npu
-from polyneuron.config import MAX_QUEUE_DEPTH, FeedForwardMode
+from polyneuron.config import MAX_QUEUE_DEPTH, MAX_SPARSE_TOKENS, FeedForwardMode
 from polyneuron.errors import ConfigError
 from polyneuron.io.content_key import content_key
 from polyneuron.io.predictor_file import model_key
@@ -26,6 +26,9 @@ FORMAT_VERSION = 1
 MAX_BATCH = 64
 VARIANTS = ("hot_on_npu", "matrix_barrier", "keep_neurons")
 """Keys of the table `engine` that a file need not have; fields of EngineConfig of that name."""
+
+SPARSE = "sparse_prompt_tokens"
+"""A key that the file need not have: it says nothing of models in tiles, nor in predicted mode."""
 
 CORE_LISTS = {
     "cores": "executors and reader keep to these",
@@ -57,6 +60,8 @@ class PlanFile:
     """Those of VARIANTS that the file names: ways to run that a plan never chooses."""
     npu: str | None = None
     """Who computes prompts, where the file names it, as `--npu` does."""
+    sparse_prompt_tokens: int | None = None
+    """Prompts up to this length read neurons, longer ones layers; None: the file does not say."""
 
     def settings(self) -> dict[str, Any]:
         """The fields of EngineConfig that it sets."""
@@ -70,6 +75,7 @@ class PlanFile:
             "queue_depth": self.queue_depth,
             "lookahead": self.lookahead,
             "hot_clusters": self._hot_by_batch(),
+            "sparse_prompt_tokens": self.sparse_prompt_tokens,
             **self.cores,
             **self.variants,
             **self._npu(),
@@ -108,6 +114,7 @@ def plan_file(plan: Plan, source: ModelSource, num_ctx: int) -> PlanFile:
         knobs.is_looking_ahead,
         {batch: choice.hot_clusters for batch, choice in plan.by_batch.items()},
         {key: cores for key in CORE_LISTS if (cores := getattr(config, key))},
+        sparse_prompt_tokens=config.sparse_prompt_tokens,
     )  # fmt: skip
 
 
@@ -143,6 +150,7 @@ def plan_text(plan: Plan, file: PlanFile) -> str:
         *cores,
         f"queue_depth = {file.queue_depth}  # reads of neurons under way at once",
         f"lookahead = {_bool(file.lookahead)}  # whether reads begin before attention; predicted",
+        *_sparse_line(file),
         "",
         "# Clusters of every layer that stay in memory as a whole, by the number of sequences",
         "# that run at once; predicted mode only.",
@@ -150,6 +158,13 @@ def plan_text(plan: Plan, file: PlanFile) -> str:
         *hot,
     ]
     return "\n".join(lines) + "\n"
+
+
+def _sparse_line(file: PlanFile) -> list[str]:
+    if file.sparse_prompt_tokens is None:
+        return []
+    what = "prompts up to this length read neurons, longer ones layers in order"
+    return [f"sparse_prompt_tokens = {file.sparse_prompt_tokens}  # {what}"]
 
 
 def _quoted(text: str) -> str:
@@ -195,6 +210,9 @@ def read_plan(path: Path) -> PlanFile:
         cores={key: engine.cores(key) for key in CORE_LISTS if engine.has(key)},
         variants={key: engine.flag(key) for key in VARIANTS if engine.has(key)},
         npu=engine.npu("npu") if engine.has("npu") else None,
+        sparse_prompt_tokens=engine.whole(SPARSE, 0, MAX_SPARSE_TOKENS)
+        if engine.has(SPARSE)
+        else None,
     )
     for each in (table, model, memory, engine, hot):
         each.refuse_others()

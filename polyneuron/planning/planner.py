@@ -24,6 +24,7 @@ from polyneuron.planning.cost_model import (
     Knobs,
     StepCost,
 )
+from polyneuron.planning.prompt_cost import PromptCost
 from polyneuron.planning.source import ModelSource
 
 BATCHES = (1, 2, 4, 8)
@@ -97,9 +98,34 @@ class Planner:
         chosen = next(iter(best.values()))
         for choice in best.values():
             chosen = choice if _is_better(choice, chosen) else chosen
-        by_batch = self._by_batch(chosen)
+        chosen, by_batch = self._with_short_prompts(chosen)
         hotness = self.model.hotness
         return Plan(by_batch[1], by_batch, best, hotness is not None and hotness.is_measured)
+
+    def _with_short_prompts(self, chosen: Choice) -> tuple[Choice, Mapping[int, Choice]]:
+        """The same with the longest prompt that is worth reading neuron by neuron, and room for
+        its sums; then for more sequences."""
+        tokens = self.sparse_prompt_tokens(chosen)
+        if tokens is None:
+            return chosen, self._by_batch(chosen)
+        config = replace(self.config, sparse_prompt_tokens=tokens)
+        planner = replace(self, config=config, _budgets={})
+        knobs, hot = chosen.knobs, chosen.hot_clusters
+        budget = planner.budget(knobs.mode, knobs.workers, hot)
+        if budget is None:
+            return chosen, self._by_batch(chosen)
+        again = planner.choice(budget, hot, knobs.queue_depth, knobs.is_looking_ahead)
+        return again, planner._by_batch(again)
+
+    def sparse_prompt_tokens(self, choice: Choice) -> int | None:
+        """Tokens up to which a prompt is cheaper neuron by neuron; None where there is no choice:
+        in tiles, with experts, whose slots are counted by sequences, and in predicted mode."""
+        rows, wanted = self.model.work.rows, self.config.sparse_prompt_tokens
+        if rows is None or rows.num_experts > 1 or choice.knobs.mode == PREDICTED:
+            return None
+        if wanted is not None:
+            return wanted
+        return PromptCost(self.model, choice.knobs, choice.budget.prompt_bytes).sparse_tokens()
 
     def modes(self) -> list[str]:
         """Those that this file allows and the user has not ruled out; the exact ones first."""

@@ -12,7 +12,7 @@ def choose_residency(
     num_layers: int,
     room: int,
     hot_clusters: int = 0,
-    max_sequences: int = 1,
+    num_tokens: int = 1,
 ) -> Residency:
     """What to keep in `room` bytes, when not everything fits.
 
@@ -20,7 +20,7 @@ def choose_residency(
     region holds at least what a layer of a decode step uses, so a step always finds slots.
     """
     if rows.has_experts:
-        return _expert_residency(rows, num_layers, room, rows.least_slots(max_sequences))
+        return _expert_residency(rows, num_layers, room, rows.least_slots(num_tokens))
     if mode is FeedForwardMode.DENSE:
         return Residency(max(0, min(num_layers, room // rows.resident_bytes)))
     if mode is FeedForwardMode.PREDICTED:

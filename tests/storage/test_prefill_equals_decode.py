@@ -113,6 +113,32 @@ class TestPrefillEqualsDecode:
         assert got == expected[Layout.BUNDLES]
 
 
+class TestShortPrompts:
+    @pytest.mark.parametrize("limit", [0, 1, 7, 33, 64])
+    def test_either_program_gives_the_same(
+        self,
+        files: dict[Layout, Path],
+        expected: dict[Layout, list[bytes]],
+        prompt: list[int],
+        limit: int,
+    ) -> None:
+        """Up to the limit neurons are read as they are needed, by a graph of decode."""
+        settings = {"ffn_resident": 0.4, "sparse_prompt_tokens": limit}
+        with LocalEngine(files[Layout.BUNDLES], max_tokens=512, **settings) as engine:
+            rows = [engine.generate(prompt[:n], 1).logits[0] for n in (1, 2, 33, len(prompt))]
+            sizes = [len(plan.rows) for plan in engine.plans]
+            told = dict(zip(sizes, engine.graphs, strict=True))
+        assert [row.tobytes() for row in rows] == expected[Layout.BUNDLES]
+        assert told == {n: "decode.0" if n <= limit else "prefill" for n in (1, 2, 33, NUM_PROMPT)}
+
+    def test_a_decode_step_is_one_at_any_limit(
+        self, files: dict[Layout, Path], prompt: list[int]
+    ) -> None:
+        with LocalEngine(files[Layout.BUNDLES], sparse_prompt_tokens=0) as engine:
+            engine.generate(prompt[:5], 3)
+            assert engine.graphs == ["prefill", "decode.0", "decode.0"]
+
+
 class TestHotSet:
     def test_stays_while_a_prompt_passes(
         self, files: dict[Layout, Path], prompt: list[int]

@@ -90,6 +90,8 @@ class LocalEngine:
         self.layout = self.budget.layout
         self.plans: list[StepPlan] = []
         """Every step performed so far."""
+        self.graphs: list[str] = []
+        """The step program of each of them."""
         self.step_ns: list[int] = []
         """The time of each of them."""
         self.dry = False
@@ -243,6 +245,7 @@ class LocalEngine:
     def _perform(self, plan: StepPlan) -> NDArray[np.float32]:
         logits, step_ns = self._runner.run(plan, self._check_threads, dry=self.dry)
         self.plans.append(plan)
+        self.graphs.append(self._runner.graph(plan))
         self.step_ns.append(step_ns)
         return logits
 

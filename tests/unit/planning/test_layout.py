@@ -169,6 +169,17 @@ class TestLayout:
             assert scratch >= 4 * group * 96
             assert scratch >= 4 * spec.d_model
 
+    def test_short_prompts_take_room_for_their_sums(self, tmp_path: Path) -> None:
+        """Of a file in bundles: partial sums of every cluster for every token."""
+        convert(Path(gguf_path("bamboo")), tmp_path / "m.ncf", layout=Layout.BUNDLES)
+        source, sizes = open_source(tmp_path / "m.ncf"), {}
+        for tokens in (None, 0, 2, 48):
+            config = replace(CONFIG, max_tokens=64, mode="exact", sparse_prompt_tokens=tokens)
+            layout = plan_layout(source.manifest, source.spec, config)
+            sizes[tokens] = layout.spans["activations.partials"].num_bytes
+        assert sizes[None] == sizes[0] == sizes[2]  # a decode step of max_sequences
+        assert sizes[48] == 16 * sizes[None]
+
     def test_scratch_for_many_tokens_is_bounded(self) -> None:
         """In a long context an executor takes fewer tokens at once, but always one."""
         spec = FAMILY_CASES["llama_tied"].spec()

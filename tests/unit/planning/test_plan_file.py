@@ -85,6 +85,15 @@ class TestWritten:
         assert settings["npu"] == npu
         assert (settings["num_npu_threads"] == 0) == (npu == "none")
 
+    def test_short_prompts_are_told(self, plan: Plan, path: Path) -> None:
+        tokens = plan.chosen.budget.layout.config.sparse_prompt_tokens
+        assert tokens and read_plan(path).settings()["sparse_prompt_tokens"] == tokens
+        line = next(x for x in path.read_text().splitlines() if x.startswith("sparse_prompt"))
+        path.write_text(path.read_text().replace(line, "sparse_prompt_tokens = 0"))
+        assert EngineConfig(**read_plan(path).settings()).sparse_tokens == 0
+        path.write_text(path.read_text().replace("sparse_prompt_tokens = 0", ""))
+        assert EngineConfig(**read_plan(path).settings()).sparse_tokens == 4  # max_sequences
+
     def test_sizes_may_be_written_out(self, path: Path) -> None:
         path.write_text(path.read_text().replace('"3600MiB"', '"3GiB"'))
         assert read_plan(path).memory_bytes == 3 << 30
@@ -101,6 +110,11 @@ class TestEdited:
             ("lookahead = false", "lookahead = 0", "engine.lookahead is '0'; give true or false"),
             ("workers = ", "io_cores = 7\nworkers = ", "engine.io_cores is '7'; give numbers of"),
             ("workers = ", "cores = [1.5]\nworkers = ", "engine.cores is '[1.5]'; give numbers"),
+            (
+                "sparse_prompt_tokens = ",
+                "sparse_prompt_tokens = 65 #",
+                "engine.sparse_prompt_tokens is '65'; give a whole number from 0 to 64",
+            ),
             ("workers = ", 'npu = "tpu"\nworkers = ', "engine.npu is 'tpu'; give native, native:"),
             ('"3600MiB"', '"much"', "memory.budget is 'much'; give bytes"),
             ('"3600MiB"', "true", "memory.budget is 'True'; give bytes"),
