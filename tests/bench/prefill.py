@@ -15,6 +15,8 @@ from pathlib import Path
 
 from polyneuron.model.locate import locate_model
 from polyneuron.planning.source import open_source
+from polyneuron.tracing.collector import read_recording
+from polyneuron.tracing.recording import PREFILL, Step
 from tests.bench.bars import (
     Rows,
     Verdict,
@@ -34,6 +36,9 @@ MODEL_LIMIT = "3400MiB"
 """For half of the feed-forward layers of the 7B shape, its other weights, Ray and Python."""
 HALF = ("--ffn-resident", "0.5")
 LONG = ("-p", "512", "-n", "0", "-r", "2")
+TRACED = (128, 512)
+"""Lengths of prompts whose reads are to be hidden, as their timelines show."""
+STALL_MAX = 0.05
 PEAK_MS = "500"
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 
@@ -66,6 +71,34 @@ def flash() -> Iterator[Verdict]:
         "-", f"{work}: of its speed in memory", f"{share:.0%}", f">= {OF_MEMORY_MIN:.0%}", verdict
     )
     yield from ratio_verdicts("-", work, rows, {"pp512": FLASH_MIN})
+    for tokens in TRACED:
+        rows, steps = traced_prompts(str(model.ncf), tokens)
+        yield hidden_reads(f"{work}, {tokens} tokens", rows, steps)
+
+
+def traced_prompts(model: str, tokens: int) -> tuple[Rows, list[Step]]:
+    """Prompts of so many tokens with half of the feed forward on flash, and their whole steps."""
+    with tempfile.TemporaryDirectory(prefix="polyneuron-") as folder:
+        path = Path(folder) / "prompts.jsonl"
+        counts = ("-p", str(tokens), "-n", "0", "-r", "2", "--trace", str(path))
+        rows = _own_rows(model, *counts, "--memory", MODEL_LIMIT, *HALF)
+        return rows, whole_prompts(path, tokens)
+
+
+def whole_prompts(timeline: Path, tokens: int) -> list[Step]:
+    """The steps of a timeline in which a prefill program computes so many tokens or more."""
+    steps = read_recording(timeline).steps
+    return [step for step in steps if step.graph == PREFILL and step.tokens >= tokens]
+
+
+def hidden_reads(work: str, rows: Rows, steps: Sequence[Step]) -> Verdict:
+    """How much of such steps' time the executors wait for flash."""
+    stalled = sum(step.stall_ns or 0 for step in steps)
+    share = stalled / sum(step.executor_ns for step in steps)
+    mib = sum(step.bytes or 0 for step in steps) / len(steps) / 2**20
+    told = f"{share:.1%} of the step, {mib:.0f} MiB read for each"
+    verdict = judged(share <= STALL_MAX, load_doubt(rows))
+    return Verdict("-", f"{work}: stalled on reads", told, f"<= {STALL_MAX:.0%}", verdict)
 
 
 def _own_rows(model: str, *arguments: str) -> Rows:

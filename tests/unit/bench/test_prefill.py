@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from polyneuron.planning.source import open_source
+from polyneuron.tracing.recording import Step
 from tests.bench import prefill
 from tests.bench.random_model import RandomModel
 from tests.support.tiny_gguf import write_tiny_gguf
 
+STEP = Step(
+    t_ns=0, ns=1000, step=0, phase="prefill", graph="prefill", tokens=128, sequences=1,
+    executors=2, compute_ns=1500, stall_ns=None, wait_ns=0, bytes=10 << 20, reads=12, needed=None,
+    hits=None, misses=None, predicted=None, active=None, detail=False,
+)  # fmt: skip
 MODEL = RandomModel("mistral-7b", Path("cache"))
 
 
@@ -33,8 +40,25 @@ def test_flash_is_held_against_memory_and_the_peer(
     monkeypatch.setattr(prefill, "ensure_model", lambda: MODEL)
     monkeypatch.setattr(prefill, "polyneuron", lambda *_: [make_row("polyneuron", 40.0)])
     monkeypatch.setattr(prefill, "bench", lambda *_: rows)
+    monkeypatch.setattr(prefill, "TRACED", ())
     found = list(prefill.flash())
     assert [each.verdict for each in found if each.bar != "-"] == verdicts
+
+
+@pytest.mark.parametrize(
+    ("stall_ns", "measured", "verdict"),
+    [(0, "0.0% of the step, 10 MiB", "met"), (700, "17.5% of the step, 10 MiB", "not met")],
+)
+def test_reads_are_hidden_where_executors_hardly_wait(
+    stall_ns: int, measured: str, verdict: str
+) -> None:
+    quiet = replace(STEP, stall_ns=0)
+    row = make_row("polyneuron", 40.0)
+    found = prefill.hidden_reads("7B", [row], [quiet, replace(STEP, stall_ns=stall_ns)])
+    assert found.measured.startswith(measured)
+    assert found.verdict == verdict
+    busy = prefill.hidden_reads("7B", [row | {"other_cores": 1.0}], [quiet])
+    assert busy.verdict.startswith("not judged")
 
 
 def test_products_leave_embedding_and_head_out(tmp_path: Path) -> None:
