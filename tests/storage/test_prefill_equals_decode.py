@@ -113,6 +113,23 @@ class TestPrefillEqualsDecode:
         assert got == expected[Layout.BUNDLES]
 
 
+class TestLongPrompts:
+    def test_two_thousand_positions(self, tmp_path: Path) -> None:
+        """Blocks of tokens over 64 blocks of keys, in chunks that end inside of both."""
+        model = TinyModel(
+            num_heads=6, num_kv_heads=2, head_dim=32, d_model=192, num_layers=1,
+            tensor_type="Q8_0", context_length=2048,
+        )  # fmt: skip
+        path = write_tiny_gguf(tmp_path / "long.gguf", model)
+        prompt = [int(i) for i in np.random.default_rng(12).integers(0, 299, 2040)]
+        settings = {"num_ctx": 2048, "num_workers": 1, "num_npu_threads": 0}
+        rows = []
+        for chunk in (1, 512, 700):
+            with LocalEngine(path, max_tokens=chunk, max_sequences=1, **settings) as engine:
+                rows.append(engine.generate(prompt, 1).logits[0].tobytes())
+        assert rows[0] == rows[1] == rows[2]
+
+
 class TestShortPrompts:
     @pytest.mark.parametrize("limit", [0, 1, 7, 33, 64])
     def test_either_program_gives_the_same(
