@@ -206,8 +206,8 @@ def _of_checkpoint(path: Path, files: list[Path]) -> PredictorImport:
             if match := IN_CHECKPOINT.fullmatch(name):
                 if "experts." in (match[2] or ""):
                     raise UnsupportedError(
-                        f"--import {path}: {quoted(name)} is an expert's predictor; models with "
-                        "experts are not run"
+                        f"--import {path}: {quoted(name)} is one of an expert with an fc1 of its "
+                        "own, which is not read; make some with --predictor low-rank or sign"
                     )
                 loads[int(match[1]), match[3]] = _checkpoint_load(found, name)
     return _import(path, False, 0.0, files, loads)
