@@ -47,6 +47,7 @@ mode = "{mode}"
 ffn_resident = {share}
 context = {context}
 max_sequences = {sequences}
+deterministic = false
 {hot}
 [[requests]]
 prompt_tokens = 16
