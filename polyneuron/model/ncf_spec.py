@@ -99,9 +99,7 @@ def _spec(fields: Fields, ncf: NcfFile) -> ModelSpec:
         fields.fail(f"has {spec.num_heads} heads that cannot share {spec.num_kv_heads}")
     if spec.experts and (spec.d_ff % TILE_ROWS or ncf.manifest.layout is not Layout.BUNDLES):
         fields.fail(f"has experts of {spec.d_ff} neurons that lie in no bundles of whole tiles")
-    needed = spec.context_length + spec.block.position_offset
-    if spec.block.learned_positions and spec.block.learned_positions < needed:
-        fields.fail(f"has {spec.block.learned_positions} learned positions, {needed} are needed")
+    _check_block(fields, spec, ncf.manifest.layout)
     if spec.rope.rotary_dim > spec.head_dim or spec.rope.rotary_dim % 2:
         fields.fail(f"rotates {spec.rope.rotary_dim} of {spec.head_dim} values of a head")
     _check_factors(fields, spec.rope)
@@ -116,6 +114,18 @@ def _experts(fields: Fields) -> ExpertSpec:
         is_normalised=fields.flag("is_normalised"),
         shared_d_ff=fields.count("shared_d_ff", MAX_DIM),
     )
+
+
+def _check_block(fields: Fields, spec: ModelSpec, layout: Layout) -> None:
+    """That a step can compute the layers as they are said to be."""
+    block = spec.block
+    needed = spec.context_length + block.position_offset
+    if block.learned_positions and block.learned_positions < needed:
+        fields.fail(f"has {block.learned_positions} learned positions, {needed} are needed")
+    if block.has_post_norms and layout is Layout.BUNDLES:
+        fields.fail("norms what neurons give, which bundles cannot")
+    if spec.experts and (block.has_post_norms or block.residual is not Residual.SEQUENTIAL):
+        fields.fail("has experts in layers that are made otherwise than Llama's")
 
 
 def _check_factors(fields: Fields, rope: RopeSpec) -> None:

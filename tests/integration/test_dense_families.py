@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from polyneuron.config import FeedForwardMode
-from polyneuron.errors import ConfigError
+from polyneuron.errors import ConfigError, FormatError
 from polyneuron.io.ncf_format import Layout
 from polyneuron.io.ncf_reader import read_ncf
 from polyneuron.kernels import isa
@@ -73,6 +73,17 @@ def test_prompts_equal_decode(path: Path) -> None:
     alone = rows(path, num_workers=1, num_npu_threads=0, max_tokens=1)
     for chunk, workers, npu in ((7, 2, 0), (33, 1, 1), (512, 3, 2)):
         assert rows(path, num_workers=workers, num_npu_threads=npu, max_tokens=chunk) == alone
+
+
+def test_batch_changes_nothing(path: Path) -> None:
+    """Sequences of different lengths in one decode step, some within their windows."""
+    prompts = [PROMPT, PROMPT[5:38], PROMPT[:3]]
+    with LocalEngine(path, num_ctx=64, max_sequences=3) as engine:
+        together = engine.run_all([engine.request(each, NUM_DECODED) for each in prompts])
+        assert max(len(plan.rows) for plan in engine.plans if len(plan.logit_rows) > 1) == 3
+        alone = [engine.generate(each, NUM_DECODED) for each in prompts]
+    for one, other in zip(together, alone, strict=True):
+        assert (np.stack(one.logits) == np.stack(other.logits)).all()
 
 
 def test_instruction_set_changes_nothing(path: Path) -> None:
@@ -137,3 +148,26 @@ def test_normed_outputs_have_no_bundles(tmp_path: Path) -> None:
         convert(path, tmp_path / "model.ncf", layout=Layout.BUNDLES)
     with LocalEngine(path, num_ctx=64) as engine:
         assert len(engine.generate(PROMPT[:5], 3).tokens) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"learned_positions": 257}, "has 257 learned positions, 258 are needed"),
+        ({"has_post_norms": True}, "norms what neurons give"),
+        ({"residual": "both"}, "'residual'"),
+        ({"window": -1}, "'window'"),
+        ({"attention_cap": float("inf")}, "'attention_cap'"),
+    ],
+)
+def test_blocks_that_cannot_be_are_refused(
+    change: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    """In a neuron-cluster file whose checksums are right."""
+    path = write_tiny_gguf(tmp_path / "model.gguf", FAMILY_CASES["opt"])
+    convert(path, tmp_path / "model.ncf", layout=Layout.BUNDLES)
+    ncf = read_ncf(tmp_path / "model.ncf")
+    block = {**ncf.manifest.spec["block"], **change}
+    manifest = replace(ncf.manifest, spec={**ncf.manifest.spec, "block": block})
+    with pytest.raises(FormatError, match=message):
+        spec_of(replace(ncf, manifest=manifest))
