@@ -17,7 +17,7 @@ from tests.bench.random_model import RandomModel, ensure_model, ensure_predictor
 from tests.bench.sparse import NOISE, bound_verdict, own_bench
 from tests.bench.streaming import NO_CGROUP, disk_speeds, figures
 
-SPARSE, SPARSE_LAYERS, SPARSE_RANK = "turbosparse-mixtral-47b", 8, "256"
+SPARSE, SPARSE_LAYERS, SPARSE_RANK = "turbosparse-mixtral-47b", 8, "512"
 DENSE, DENSE_LAYERS = "qwen3moe-30b-a3b", 12
 DEPTH = 4
 """The whole models are so many times as deep."""
