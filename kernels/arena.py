@@ -82,6 +82,7 @@ class RouteKind(IntEnum):
 
     SHARES = 0
     NORMALISED = 1
+    SIGMOID = 2
 
 
 class StepFlag(IntEnum):

@@ -56,7 +56,8 @@ enum op_flag {
 /* How OP_ROUTE makes weights of the logits of a token's experts. */
 enum route_kind {
     ROUTE_SHARES = 0,         /* softmax over all experts */
-    ROUTE_NORMALISED = 1      /* softmax over the chosen ones */
+    ROUTE_NORMALISED = 1,     /* softmax over the chosen ones */
+    ROUTE_SIGMOID = 2         /* sigmoids of the chosen ones, by their sum */
 };
 
 enum step_flag {

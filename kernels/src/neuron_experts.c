@@ -28,14 +28,31 @@ uint32_t expert_cluster(void *base, const struct step_op *op, uint32_t unit) {
     return nth < routes->num_chosen ? chosen_of(routes)[nth] * each + unit % each : NO_CLUSTER;
 }
 
+/* values -> 1 / (1 + e^-values), by their sum. */
+static void sigmoid_shares(float *values, uint32_t n) {
+    float power[MAX_EXPERTS], sum = 0.0f;
+    for (uint32_t i = 0; i < n; i++)
+        values[i] = -values[i];
+    exp_f32(power, values, n);
+    for (uint32_t i = 0; i < n; i++) {
+        values[i] = 1.0f / (1.0f + power[i]);
+        sum += values[i];
+    }
+    for (uint32_t i = 0; i < n; i++)
+        values[i] /= sum;
+}
+
 /* The experts of one token, ascending, and their weights. */
 static void choose_experts(const struct step_op *op, float *logits, uint32_t *expert,
                            float *weight) {
     uint32_t ids[MAX_EXPERTS], num = op->num_heads;
     float best[MAX_EXPERTS];
-    int is_normalised = op->activation == ROUTE_NORMALISED;
+    int is_normalised = op->activation != ROUTE_SHARES;
     top_k_f32(ids, best, logits, op->rows, num);
-    softmax_f32(is_normalised ? best : logits, is_normalised ? num : op->rows);
+    if (op->activation == ROUTE_SIGMOID)
+        sigmoid_shares(best, num);
+    else
+        softmax_f32(is_normalised ? best : logits, is_normalised ? num : op->rows);
     for (uint32_t i = 0; i < num; i++) {
         uint32_t place = i;
         float share = is_normalised ? best[i] : logits[ids[i]];

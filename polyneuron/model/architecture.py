@@ -38,7 +38,6 @@ NEUTRAL_KEYS: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("leading_dense_block_count", (0,)),
     ("expert_group_count", (0, 1)),
     ("expert_weights_scale", (0.0, 1.0)),
-    ("expert_gating_func", (0, 1)),
     ("attention.clamp_kqv", (0.0,)),
     ("attention.max_alibi_bias", (0.0,)),
     ("attention.causal", (True,)),
@@ -132,7 +131,7 @@ def _experts(keys: ModelKeys, family: Family) -> ExpertSpec | None:
         keys.refuse_unless("expert_count", 0)
     if family.experts is not Presence.REQUIRED and not keys.get("expert_count"):
         return None
-    return read_experts(keys, family.is_normalised)
+    return read_experts(keys, family.is_normalised, family.is_router_early)
 
 
 def _has_bias(header: GgufHeader, presence: Presence, role: str) -> bool:

@@ -37,6 +37,10 @@ class BlockSpec:
     """Newest positions that a local layer's attention sees; 0: all."""
     window_period: int = 0
     """Every so many layers one is global, the last of each period; 0: none is."""
+    is_first_global: bool = False
+    """It is the first of each period instead."""
+    is_global_unrotated: bool = False
+    """Queries and keys of global layers are not rotated."""
     local_rope_base: float = 0.0
     """Rotary base of local layers, which have no scaling then; 0: that of all layers."""
     attention_scale: float = 0.0
@@ -59,7 +63,12 @@ class BlockSpec:
 
     def is_local(self, layer_id: int) -> bool:
         """Whether a layer is one of those that window and local rope are about."""
-        return not self.window_period or (layer_id + 1) % self.window_period != 0
+        place = layer_id if self.is_first_global else layer_id + 1
+        return not self.window_period or place % self.window_period != 0
+
+    def is_rotated(self, layer_id: int) -> bool:
+        """Whether attention of a layer sees positions by rotation."""
+        return self.is_local(layer_id) or not self.is_global_unrotated
 
     def window_of(self, layer_id: int) -> int:
         """Newest positions that attention of a layer sees; 0: all."""

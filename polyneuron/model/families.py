@@ -28,6 +28,8 @@ class Family:
     experts: Presence = Presence.ABSENT
     is_normalised: bool = True
     """Whether the weights of a token's experts add up to 1, unless the file says otherwise."""
+    is_router_early: bool = False
+    """Whether a layer's experts are chosen by its input, before attention."""
     block: BlockSpec = LLAMA
     """What all its models have; what a file says is set in it."""
     window: Presence = Presence.ABSENT
@@ -82,6 +84,16 @@ FAMILIES = {
             feed_forward=FeedForwardKind.DRELU,
             qkv_bias=Presence.ABSENT,
             experts=Presence.REQUIRED,
+        ),
+        Family(
+            "smallthinker",
+            RopeLayout.HALVES,
+            FeedForwardKind.REGLU,
+            qkv_bias=Presence.ABSENT,
+            experts=Presence.REQUIRED,
+            is_router_early=True,
+            block=BlockSpec(window_period=4, is_first_global=True, is_global_unrotated=True),
+            window=Presence.OPTIONAL,
         ),
         Family(
             "gemma",

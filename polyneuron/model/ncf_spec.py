@@ -37,9 +37,20 @@ def plain_spec(spec: ModelSpec) -> dict[str, Any]:
     plain = _plain(asdict(spec))
     if spec.block == LLAMA:
         del plain["block"]
+    else:
+        _drop_unset(plain["block"], "is_first_global", "is_global_unrotated")
+    if spec.experts is not None:
+        _drop_unset(plain["experts"], "is_sigmoid", "is_early")
     if spec.rope.long is None:
         del plain["rope"]["long"]
     return plain
+
+
+def _drop_unset(plain: dict[str, Any], *flags: str) -> None:
+    """Leave out flags that are not set."""
+    for flag in flags:
+        if not plain[flag]:
+            del plain[flag]
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
@@ -113,6 +124,8 @@ def _experts(fields: Fields) -> ExpertSpec:
         num_used=fields.count("num_used", num_experts, 1),
         is_normalised=fields.flag("is_normalised"),
         shared_d_ff=fields.count("shared_d_ff", MAX_DIM),
+        is_sigmoid=fields.has("is_sigmoid") and fields.flag("is_sigmoid"),
+        is_early=fields.has("is_early") and fields.flag("is_early"),
     )
 
 
@@ -148,6 +161,9 @@ def _block(fields: Fields) -> BlockSpec:
         ffn_bias=fields.flag("ffn_bias"),
         window=fields.count("window", 1 << 31),
         window_period=fields.count("window_period", MAX_DIM),
+        is_first_global=fields.has("is_first_global") and fields.flag("is_first_global"),
+        is_global_unrotated=fields.has("is_global_unrotated")
+        and fields.flag("is_global_unrotated"),
         local_rope_base=fields.number("local_rope_base"),
         attention_scale=fields.number("attention_scale"),
         attention_cap=fields.number("attention_cap"),

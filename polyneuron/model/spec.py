@@ -66,6 +66,10 @@ class ExpertSpec:
     """Whether the weights of a token's experts add up to 1; else they are shares of all."""
     shared_d_ff: int = 0
     """Width of an expert that every token has, behind a sigmoid gate; 0: there is none."""
+    is_sigmoid: bool = False
+    """Weights are sigmoids of the chosen experts' logits, which then add up to 1."""
+    is_early: bool = False
+    """The router reads the layer's input as it is, so experts are known before attention."""
 
 
 @dataclass(frozen=True, slots=True)

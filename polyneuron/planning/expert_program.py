@@ -44,9 +44,12 @@ def add_expert_feed_forward(compiler: Compiler, bundles: BundlePlan, layer: int)
     gate = compiler.layout.weights.get(f"{prefix}ffn_gate_inp_shexp.weight")
     readers += [place for place in (shared, gate) if place]
     readers += predictor_readers(compiler, layer, PredictorInput.FFN)
-    compiler.ffn_norm(layer, [*readers, router])
-    _add_router(compiler, layer, router)
-    _add_route(compiler, layer, bundles)
+    if _experts(compiler).is_early:
+        compiler.ffn_norm(layer, readers)
+    else:
+        compiler.ffn_norm(layer, [*readers, router])
+        _add_router(compiler, layer, router, compiler.source("normed", router))
+        _add_route(compiler, layer, bundles)
     values = shared_fields(compiler, bundles, layer) | _route_fields(compiler)
     if compiler.phase is Phase.PREFILL:
         _add_shared(compiler, layer)
@@ -54,6 +57,32 @@ def add_expert_feed_forward(compiler: Compiler, bundles: BundlePlan, layer: int)
     else:
         add_predictor(compiler, layer, PredictorInput.FFN)
         _add_decode(compiler, bundles, layer, values)
+
+
+def add_early_router(compiler: Compiler, layer: int) -> None:
+    """Before attention, in families whose routers read the layer's input: what is missing of chosen
+    experts is read while attention is computed."""
+    bundles, experts = compiler.layout.bundles, compiler.spec.experts
+    if bundles is None or experts is None or not experts.is_early:
+        return
+    router = compiler.weight(f"blk.{layer}.ffn_gate_inp.weight")
+    source = compiler.buffer("stream", "in")
+    if router.takes_acts:
+        acts = compiler.buffer("normed_acts", "out_acts")
+        compiler.add(kind=OpKind.QUANTIZE, layer=layer, cols=router.cols, **source, **acts)
+        source = compiler.buffer("normed_acts", "in")
+    _add_router(compiler, layer, router, source)
+    _add_route(compiler, layer, bundles)
+    if _looks_ahead(compiler, bundles):
+        values = shared_fields(compiler, bundles, layer) | _route_fields(compiler)
+        values = _decode_values(compiler, bundles, layer, values)
+        compiler.add(kind=OpKind.EXPERTS, **values)
+
+
+def _looks_ahead(compiler: Compiler, bundles: BundlePlan) -> bool:
+    """Whether clusters of experts are looked up before attention; predictors come behind it."""
+    is_early = _experts(compiler).is_early and compiler.layout.config.lookahead
+    return is_early and compiler.phase is Phase.DECODE and not bundles.is_predicted
 
 
 def _experts(compiler: Compiler) -> ExpertSpec:
@@ -71,12 +100,13 @@ def _route_fields(compiler: Compiler) -> dict[str, Any]:
     }
 
 
-def _add_router(compiler: Compiler, layer: int, router: WeightPlace) -> None:
+def _add_router(
+    compiler: Compiler, layer: int, router: WeightPlace, source: dict[str, Any]
+) -> None:
     """Logits of all experts, by the workers: no back end's rounding decides who is chosen."""
     compiler.add(
         kind=OpKind.MATMUL, layer=layer, weight=router.offset, rows=router.rows, cols=router.cols,
-        weight_type=int(router.storage or 0), **compiler.source("normed", router),
-        **compiler.buffer("router"),
+        weight_type=int(router.storage or 0), **source, **compiler.buffer("router"),
     )  # fmt: skip
 
 
@@ -85,6 +115,7 @@ def _add_route(compiler: Compiler, layer: int, bundles: BundlePlan) -> None:
     if bundles.is_streamed(layer, compiler.phase):
         loads = bundles.first_load(compiler.phase, layer) + len(bundles.pieces()) - 1
     kind = RouteKind.NORMALISED if experts.is_normalised else RouteKind.SHARES
+    kind = RouteKind.SIGMOID if experts.is_sigmoid else kind
     compiler.add(
         kind=OpKind.ROUTE, layer=layer, unit=compiler.dense_unit, rows=experts.num_experts,
         activation=int(kind), num_kv_heads=loads, **compiler.buffer("router", "in"),
@@ -109,17 +140,11 @@ def _add_decode(
     compiler: Compiler, bundles: BundlePlan, layer: int, values: dict[str, Any]
 ) -> None:
     """Missing clusters are read while the shared expert is computed."""
-    values = decode_fields(compiler, bundles, layer) | values
-    everything = range(bundles.rows.num_neurons)
-    runs = cached_run(compiler, bundles)
-    if not bundles.cold_slots:
-        runs = pinned_run(bundles, layer, everything)
-    ((neurons, _, rows),) = runs
-    values |= rows | extent(neurons)
+    values = _decode_values(compiler, bundles, layer, values)
     if bundles.is_predicted:
         values |= compiler.buffer("scores")
         add_expert_prediction(compiler, layer, values)
-    else:
+    elif not _looks_ahead(compiler, bundles):
         compiler.add(kind=OpKind.EXPERTS, **values)
     _add_shared(compiler, layer)
     computed = values | {"flags": values["flags"] | OpFlag.PREDICTED}
@@ -132,6 +157,17 @@ def _add_decode(
     if bundles.cold_slots and not compiler.layout.config.keep_neurons:
         merge["flags"] = OpFlag.FORGET
     compiler.add(kind=OpKind.MERGE, **merge)
+
+
+def _decode_values(
+    compiler: Compiler, bundles: BundlePlan, layer: int, values: dict[str, Any]
+) -> dict[str, Any]:
+    """The fields of the ops over a layer's clusters, wherever they are."""
+    runs = cached_run(compiler, bundles)
+    if not bundles.cold_slots:
+        runs = pinned_run(bundles, layer, range(bundles.rows.num_neurons))
+    ((neurons, _, rows),) = runs
+    return decode_fields(compiler, bundles, layer) | values | rows | extent(neurons)
 
 
 def _add_prefill(

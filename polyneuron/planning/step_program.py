@@ -18,7 +18,7 @@ from polyneuron.kernels.arena import Arena, OpFlag, OpKind, Unit
 from polyneuron.model.block import NormKind, Residual
 from polyneuron.model.spec import ModelSpec, TensorMap, tensor_map
 from polyneuron.planning.attention import prompt_tokens
-from polyneuron.planning.expert_program import add_expert_feed_forward
+from polyneuron.planning.expert_program import add_early_router, add_expert_feed_forward
 from polyneuron.planning.layout import ArenaLayout, WeightPlace
 from polyneuron.planning.predict_program import add_predictor, predictor_readers
 from polyneuron.planning.row_program import add_row_feed_forward, row_readers
@@ -239,7 +239,8 @@ class Compiler:
         table = "local_rope" if spec.local_rope and spec.block.is_local(layer) else "rope"
         self.add(
             kind=OpKind.ROPE_KV, out=k, out_acts=v, bias=norms[0], up_bias=norms[1],
-            rope=layout.at(f"fixed.{table}"), rotary_dim=spec.rope.rotary_dim,
+            rope=layout.at(f"fixed.{table}"),
+            rotary_dim=spec.rope.rotary_dim if spec.block.is_rotated(layer) else 0,
             rope_layout=int(spec.rope.layout),
             eps=spec.norm_eps, **heads,
         )  # fmt: skip
@@ -322,6 +323,7 @@ class Compiler:
     def compile(self) -> list[StepOp]:
         self.embed()
         for layer in range(self.spec.num_layers):
+            add_early_router(self, layer)
             self.attention(layer)
             self.feed_forward(layer)
         self.head()

@@ -38,6 +38,8 @@ class ReferenceModel:
         self.cache_dtype = dtype
         """What keys and values are rounded to; an engine's cache has float16."""
         self._header = header
+        self._routed: Floats | None = None
+        """What the running layer's router reads, where that is not feed forward's input."""
         self.weights = self._load(tuple(tensor_shapes(self.spec)))
 
     def _load(self, names: tuple[str, ...]) -> dict[str, Floats]:
@@ -70,6 +72,8 @@ class ReferenceModel:
         return self._capped(normed @ self.weights[names.output].T, block.logit_cap)
 
     def _layer(self, layer_id: int, layer: LayerTensors, x: Floats) -> Floats:
+        experts = self.spec.experts
+        self._routed = x if experts is not None and experts.is_early else None
         first = self._norm(x, layer.attn_norm, layer.attn_norm_bias)
         attended = self._attention(layer_id, layer, first)
         if layer.post_attn_norm is not None:
@@ -101,7 +105,9 @@ class ReferenceModel:
         """x (n, d_model) -> (n, num_experts), zero where a token has not chosen an expert."""
         experts = self.spec.experts
         assert experts is not None and layer.router is not None
-        logits = x @ self.weights[layer.router].T
+        logits = (x if self._routed is None else self._routed) @ self.weights[layer.router].T
+        if experts.is_sigmoid:
+            return self._sigmoid_weights(logits, experts.num_used)
         shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
         shares /= shares.sum(axis=-1, keepdims=True)
         chosen = np.argsort(-logits, axis=-1, kind="stable")[:, : experts.num_used]
@@ -109,6 +115,14 @@ class ReferenceModel:
         np.put_along_axis(weights, chosen, np.take_along_axis(shares, chosen, 1), 1)
         if experts.is_normalised:
             weights /= weights.sum(axis=-1, keepdims=True)
+        return weights
+
+    def _sigmoid_weights(self, logits: Floats, num_used: int) -> Floats:
+        """The same where weights are sigmoids of the chosen experts' logits, by their sum."""
+        chosen = np.argsort(-logits, axis=-1, kind="stable")[:, :num_used]
+        weights = np.zeros_like(logits)
+        gates = 1.0 / (1.0 + np.exp(-np.take_along_axis(logits, chosen, 1)))
+        np.put_along_axis(weights, chosen, gates / gates.sum(axis=1, keepdims=True), 1)
         return weights
 
     def _mixture(self, layer: LayerTensors, x: Floats) -> Floats:
@@ -163,6 +177,7 @@ class ReferenceModel:
     def _attention(self, layer_id: int, layer: LayerTensors, x: Floats) -> Floats:
         spec, num_tokens = self.spec, len(x)
         cos, sin = self._rotations(layer_id, num_tokens)
+        is_rotated = spec.block.is_rotated(layer_id)
         q = self._project(x, layer.attn_q, layer.attn_q_bias)
         k = self._project(x, layer.attn_k, layer.attn_k_bias)
         v = self._project(x, layer.attn_v, layer.attn_v_bias)
@@ -175,7 +190,8 @@ class ReferenceModel:
             q, k = self._norm(q, layer.attn_q_norm), self._norm(k, layer.attn_k_norm)
         q = q.reshape(num_tokens, spec.num_heads, spec.head_dim)
         k = k.reshape(num_tokens, spec.num_kv_heads, spec.head_dim)
-        q, k = self._rotate(q, cos, sin), self._rotate(k, cos, sin)
+        if is_rotated:
+            q, k = self._rotate(q, cos, sin), self._rotate(k, cos, sin)
         group = spec.num_heads // spec.num_kv_heads
         k, v = (part.astype(self.cache_dtype).astype(self.dtype) for part in (k, v))
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)

@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType
+from gguf import (
+    ExpertGatingFuncType,
+    GGMLQuantizationType,
+    GGUFWriter,
+    RopeScalingType,
+)
 from numpy.typing import NDArray
 
 from polyneuron.model.architecture import ACTIVATIONS, FAMILIES, Family, Presence
@@ -53,6 +58,8 @@ class TinyModel:
     """0: no mixture of experts; else `d_ff` is the width of one. None: as the family has it."""
     num_used: int = 2
     shared_d_ff: int = 0
+    is_sigmoid: bool = False
+    """Of routers that stand before attention."""
     has_gate: bool = True
     """Without a gate matrix `activation` must be "relu"."""
     rope_scaling: RopeScaling = RopeScaling.NONE
@@ -124,7 +131,8 @@ class TinyModel:
         if not num_experts:
             return None
         sizes = (num_experts, self.num_used)
-        return ExpertSpec(*sizes, family.is_normalised, self.shared_d_ff)
+        kinds = (self.is_sigmoid, family.is_router_early)
+        return ExpertSpec(*sizes, family.is_normalised, self.shared_d_ff, *kinds)
 
     def _rope(self) -> RopeSpec:
         if not FAMILIES[self.family].has_rope:
@@ -251,6 +259,8 @@ def _add_keys(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_expert_count(experts.num_experts)
         writer.add_expert_used_count(experts.num_used)
         writer.add_expert_feed_forward_length(model.d_ff)
+    if model.is_sigmoid:
+        writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
     if model.shared_d_ff:
         writer.add_expert_shared_feed_forward_length(model.shared_d_ff)
     if model.rotary_dim is not None:

@@ -50,7 +50,7 @@ class TestKinds:
         assert len(listed) == len(set(listed))
         assert not set(listed) & set(FAMILIES)
 
-    @pytest.mark.parametrize("architecture", ["smallthinker", "gpt-oss", "deepseek2", "x" * 200])
+    @pytest.mark.parametrize("architecture", ["llama4", "gpt-oss", "deepseek2", "x" * 200])
     def test_family_without_a_row_lists_the_supported(
         self, tmp_path: Path, architecture: str
     ) -> None:
