@@ -144,8 +144,9 @@ class FilesReader:
     def _pieces(self, address: int, num_bytes: int) -> Iterator[tuple[Extent, int, int]]:
         """Extent, first byte in it, bytes."""
         stop = address + num_bytes
-        index = bisect_right(self._begins, address) - 1
-        for extent in self._files.extents[max(index, 0) :]:
+        first = max(bisect_right(self._begins, address) - 1, 0)
+        for index in range(first, len(self._begins)):
+            extent = self._files.extents[index]
             if extent.begin >= stop:
                 return
             start = max(address, extent.begin)

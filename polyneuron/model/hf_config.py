@@ -189,7 +189,7 @@ def _activation(config: HfConfig) -> dict[str, Any]:
     if key is None:
         return {}
     name = config.get(key)
-    if name not in config.family.activations:
+    if not isinstance(name, str) or name not in config.family.activations:
         known = " ".join(config.family.activations)
         config.unsupported(f"{key} is {shown(name)}; supported for this model: {known}")
     value = config.family.activations[name]
@@ -242,8 +242,8 @@ def _yarn(config: HfConfig, rope: Mapping[str, Any]) -> dict[str, Any]:
         "rope.scaling.original_context_length": original
         if original is not None
         else config.count("max_position_embeddings"),
-        "rope.scaling.yarn_beta_fast": float(rope.get("beta_fast") or 32.0),
-        "rope.scaling.yarn_beta_slow": float(rope.get("beta_slow") or 1.0),
+        "rope.scaling.yarn_beta_fast": _number(config, rope, rope.get("beta_fast") or 32.0),
+        "rope.scaling.yarn_beta_slow": _number(config, rope, rope.get("beta_slow") or 1.0),
     }
 
 

@@ -123,7 +123,7 @@ def _indexed(index: Path) -> list[SafetensorsFile]:
     if not isinstance(names, Mapping) or not all(isinstance(n, str) for n in names.values()):
         raise FormatError(f"{index}: has no weight_map from tensors to files; fetch it again")
     shards = sorted(set(names.values()))
-    if any("/" in shard or shard.startswith(".") for shard in shards):
+    if any("/" in shard or "\0" in shard or not 0 < len(shard) <= 255 for shard in shards):
         raise FormatError(f"{index}: names files outside the folder; fetch it again")
     missing = [shard for shard in shards if not (index.parent / shard).exists()]
     if missing:

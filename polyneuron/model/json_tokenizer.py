@@ -83,7 +83,7 @@ def token_table(described: Mapping[str, Any], place: str) -> tuple[list[str], li
         ids = {int(index): str(text) for text, index in vocab.items()}
         ids |= {int(token["id"]): str(token["content"]) for token in added}
         special = {int(token["id"]): bool(token["special"]) for token in added}
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise FormatError(f"{place}: a token has no text or no id; fetch it again") from None
     if not ids or min(ids) < 0 or max(ids) >= MAX_ID:
         raise FormatError(f"{place}: token ids outside 0 to {MAX_ID}; fetch it again")
@@ -147,7 +147,7 @@ def _without_specials(described: Mapping[str, Any], vocabulary: Vocabulary) -> d
     control = {text for text, kind in kinds.items() if kind == TokenType.CONTROL}
     vocab = {text: index for text, index in model["vocab"].items() if text not in control}
     model["vocab"] = vocab
-    model["merges"] = [merge for merge in model.get("merges") or [] if _is_usable(merge, vocab)]
+    model["merges"] = _usable(model.get("merges"), vocab, vocabulary.place)
     return {
         "version": described.get("version", "1.0"),
         "truncation": None,
@@ -161,10 +161,16 @@ def _without_specials(described: Mapping[str, Any], vocabulary: Vocabulary) -> d
     }
 
 
-def _is_usable(merge: Any, vocab: Mapping[str, int]) -> bool:
-    """Whether a merge, a pair or two words in one string, makes a token that is left."""
-    left, right = merge if isinstance(merge, list) else str(merge).split(" ", 1)
-    return left + right in vocab and left in vocab and right in vocab
+def _usable(merges: Any, vocab: Mapping[str, int], place: str) -> list[Any]:
+    """The merges, each a pair or two words in one string, that make a token that is left."""
+    found = []
+    for merge in merges if isinstance(merges, list) else []:
+        pair = merge.split(" ", 1) if isinstance(merge, str) else merge
+        if not isinstance(pair, list) or [type(part) for part in pair] != [str, str]:
+            raise FormatError(f"{place}tokenizer.json: a merge is no pair of texts; fetch it again")
+        if {*pair, "".join(pair)} <= vocab.keys():
+            found.append(merge)
+    return found
 
 
 def _is_byte_level(described: Mapping[str, Any]) -> bool:

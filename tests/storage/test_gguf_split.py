@@ -119,6 +119,12 @@ class TestRefusals:
         assert "part 2 of 3 by its metadata, but not by its name" in message
         assert "NAME-00002-of-00003.gguf" in message
 
+    def test_parts_joined_by_cat_are_told_apart(self, parts: Path) -> None:
+        files = sorted(parts.parent.iterdir())
+        joined = parts.parent / "joined.gguf"
+        joined.write_bytes(b"".join(file.read_bytes() for file in files))
+        assert "llama-gguf-split --merge, never with cat" in refusal(joined)
+
     def test_parts_in_each_others_place_are_named(self, parts: Path) -> None:
         second, third = (part_path(parts.parent, number, 3) for number in (2, 3))
         shutil.copy(third, second)
