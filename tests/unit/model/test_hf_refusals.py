@@ -286,8 +286,11 @@ class TestTensors:
 
 
 class TestTable:
-    def test_every_family_has_a_row(self) -> None:
-        assert {row.family for row in HF_FAMILIES.values()} == set(FAMILIES)
+    def test_rows_name_known_families(self) -> None:
+        """Some families come in GGUFs only."""
+        found = {row.family for row in HF_FAMILIES.values()}
+        assert found <= set(FAMILIES)
+        assert set(FAMILIES) - found <= {"smallthinker"}
 
     @pytest.mark.parametrize("model_type", HF_FAMILIES)
     def test_roles_are_the_ggufs(self, model_type: str) -> None:
