@@ -16,7 +16,7 @@ from polyneuron.planning.device import DeviceProfile
 from polyneuron.planning.known_model import known_model
 from polyneuron.planning.source import ModelSource, open_source
 from polyneuron.scenarios.memory_plan import MemoryPlan
-from polyneuron.scenarios.replay_model import engine_config
+from polyneuron.scenarios.replay_model import check_replayable, engine_config
 from polyneuron.scenarios.script import Script
 
 
@@ -33,6 +33,7 @@ class EnginePlan:
     @classmethod
     def of_script(cls, script: Script, path: Path, device: DeviceProfile) -> EnginePlan:
         """As `replay` would open a file; ConfigError when it does not fit or cannot be run."""
+        check_replayable(script)
         source = open_source(path)
         config = resolve_config(engine_config(script, path), source.spec)
         source, budget = fit_runnable(

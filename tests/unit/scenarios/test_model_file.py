@@ -133,6 +133,20 @@ class TestFigures:
         assert (half["bytes_per_token"] or 0) > 0
         assert (half["decode_tok_s"] or 0) < (resident["decode_tok_s"] or 0)
 
+    @pytest.mark.parametrize("share", [0.1, 0.25])
+    def test_layers_that_pass_through_are_read_for_every_token(
+        self, folder: Path, share: float
+    ) -> None:
+        made = script(folder, engine__mode="exact", engine__ffn_resident=share)
+        _, own = modelled(made, HERE)
+        assert own is not None
+        assert own.budget.streamed_bytes > 0
+        expected = own.cost_model.step(own.knobs(1, own.budget.cold_slots))
+        figures = SimulatedRun(made, None, HERE).play()
+        assert (figures["bytes_per_token"] or 0) >= own.budget.streamed_bytes
+        assert figures["bytes_per_token"] == pytest.approx(expected.bytes_read, rel=0.15)
+        assert figures["decode_tok_s"] == pytest.approx(expected.tokens_per_s, rel=0.15)
+
     def test_same_seed_same_figures(self, folder: Path) -> None:
         assert play(folder) == play(folder)
         assert play(folder) != play(folder, seed=2)
@@ -166,6 +180,10 @@ class TestRefused:
         with pytest.raises(ConfigError, match=complaint) as found:
             play(folder, PAGE.replace(old, new, 1))
         assert "\n" not in str(found.value)
+
+    def test_rungs_that_the_engine_has_in_predicted_mode_only(self, folder: Path) -> None:
+        with pytest.raises(ConfigError, match='replay knows cache in mode = "predicted" only'):
+            play(folder, engine__policy="cache", engine__mode="exact")
 
     def test_predictors_that_are_missing(self, tmp_path: Path) -> None:
         write_sparse_file(tmp_path, profiled=False)
