@@ -90,13 +90,15 @@ def _read_spec(keys: ModelKeys, family: Family) -> ModelSpec:
     d_ff = expert_width(keys) if experts else keys.count("feed_forward_length")
     context_length = keys.count("context_length")
     rms = "" if family.block.norm is NormKind.LAYER else "rms_"
-    norm_eps = keys.number(f"attention.layer_norm_{rms}epsilon")
+    norm_eps = keys.number(f"attention.layer_norm_{rms}epsilon", family.norm_eps)
     head_dim = keys.count("attention.key_length", max(d_model // num_heads, 1))
     keys.refuse_unless("attention.value_length", head_dim)
     rope = RopeSpec(family.rope_layout, 0, 10000.0)
     if family.has_rope:
         rope = read_rope(keys, family.rope_layout, head_dim)
     block = read_block(keys, family, num_layers, context_length)
+    if block.learned_positions:  # PowerInfer's converter counts the rows before position 0, too
+        context_length = min(context_length, block.learned_positions - block.position_offset)
     keys.raise_if_missing()
     if num_heads % num_kv_heads:
         keys.fail(f"{num_heads} attention heads cannot share {num_kv_heads} key-value heads")

@@ -52,15 +52,14 @@ def _residual(keys: ModelKeys, family: Family) -> Residual:
 
 
 def _positions(keys: ModelKeys, family: Family, context_length: int) -> int:
-    """Rows of the table of learned positions, at least as many as the context needs."""
-    needed = context_length + family.block.position_offset
+    """Rows of the table of learned positions."""
     table = keys.header.by_name.get(POSITIONS)
-    if table is not None and table.num_rows < needed:
+    rows = context_length + family.block.position_offset if table is None else table.num_rows
+    if rows <= family.block.position_offset:
         keys.fail(
-            f"tensor {POSITIONS} has {table.num_rows} rows; {context_length} positions need "
-            f"{needed}"
+            f"tensor {POSITIONS} has {rows} rows, of which position 0 would be behind the end"
         )
-    return table.num_rows if table is not None else needed
+    return rows
 
 
 def _cap(keys: ModelKeys, family: Family, key: str, default: float) -> float:

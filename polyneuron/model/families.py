@@ -36,6 +36,8 @@ class Family:
     """Of the size of a window in local layers; OPTIONAL: `block` has the default."""
     parallel: Presence = Presence.ABSENT
     """Of layers whose halves read one input; OPTIONAL: they do where feed forward has no norm."""
+    norm_eps: float | None = None
+    """Where no key says it; None: one must."""
     has_rope: bool = True
     """Without it learned positions are added to embeddings."""
     is_capped: bool = False
@@ -146,6 +148,7 @@ FAMILIES = {
             FeedForwardKind.RELU,
             qkv_bias=Presence.REQUIRED,
             block=BlockSpec(norm=NormKind.LAYER, ffn_bias=True, position_offset=2),
+            norm_eps=1e-5,
             has_rope=False,
         ),
         Family("bamboo", feed_forward=FeedForwardKind.DRELU, qkv_bias=Presence.ABSENT),

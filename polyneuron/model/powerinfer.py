@@ -14,7 +14,7 @@ from polyneuron.io.gguf_file import POWERINFER, GgufHeader
 from polyneuron.io.gguf_tensors import GgufTensor
 from polyneuron.model.architecture import SPARSE_THRESHOLD
 
-TURNED = re.compile(r"(blk\.[0-9]+\.ffn_down)_t(\.weight)")
+TURNED = re.compile(r"(blk\.[0-9]+\.ffn_down)_t(\.weight|\.bias)")
 PREDICTOR = re.compile(r"blk\.[0-9]+\.fc[12]\.weight")
 GPU_INDEX = "generic.gpu_index"
 
@@ -44,6 +44,8 @@ def is_turned(header: GgufHeader) -> bool:
 
 def _model_tensor(tensor: GgufTensor) -> GgufTensor:
     named = TURNED.fullmatch(tensor.name)
-    if named is None or len(tensor.shape) != 2:
+    if named is None or len(tensor.shape) > 2:
         return tensor
+    if len(tensor.shape) == 1:  # down's bias, called so too
+        return replace(tensor, name=named[1] + named[2])
     return replace(tensor, name=named[1] + named[2], shape=tensor.shape[::-1], is_turned=True)

@@ -142,8 +142,14 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {  # tokenizer.ggml.pre -> kind
 }
 
 
-def find_pre_tokenizer(name: str | None, place: str) -> PreTokenizer:
+OWN_KINDS = {"opt": PreTokenizer((_GPT2,), add_bos=True), "falcon": PRE_TOKENIZERS["falcon"]}
+"""general.architecture -> the kind of files that name none; all its models have one vocabulary."""
+
+
+def find_pre_tokenizer(name: str | None, place: str, architecture: str = "") -> PreTokenizer:
     """Return the kind called `name`; `place` (the file) goes into the error."""
+    if name is None and architecture in OWN_KINDS:
+        return OWN_KINDS[architecture]
     if name is None:
         raise UnsupportedError(
             f"{place}tokenizer.ggml.pre is missing: the file predates this field, and guessing it "

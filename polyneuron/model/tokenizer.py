@@ -65,7 +65,8 @@ class Tokenizer:
 
     @classmethod
     def _byte_level(cls, metadata: Mapping[str, Any], source: str, place: str) -> "Tokenizer":
-        kind = find_pre_tokenizer(metadata.get("tokenizer.ggml.pre"), place)
+        architecture = str(metadata.get("general.architecture"))
+        kind = find_pre_tokenizer(metadata.get("tokenizer.ggml.pre"), place, architecture)
         vocabulary = read_vocabulary(metadata, source, (None, None))
         merges = metadata.get("tokenizer.ggml.merges")
         if merges is None:

@@ -70,6 +70,21 @@ class TestConversion:
         assert files[0] == files[1]
         assert ncf.manifest.source.format == "powerinfer"
 
+    @pytest.mark.parametrize("family", ["opt", "falcon"])
+    def test_other_families_are_those_of_the_plain_file(self, tmp_path: Path, family: str) -> None:
+        model = TinyModel(
+            family=family, d_ff=160, num_kv_heads=4 if family == "opt" else 1,
+            output_bias=family == "opt", activation="relu", has_gate=False,
+        )  # fmt: skip
+        files = []
+        for source in (
+            write_tiny_gguf(tmp_path / "plain.gguf", model),
+            write_pwri_model(tmp_path / "turned.gguf", model),
+        ):
+            ncf = read_ncf(converted(source, source.with_suffix(".ncf")))
+            files.append(ncf.path.read_bytes()[ncf.data_offset :])
+        assert files[0] == files[1]
+
     @pytest.mark.parametrize(
         ("kind", "storage"),
         [("Q4_0", StorageType.Q4), ("Q8_0", StorageType.Q8), ("Q4_1", StorageType.Q8)],

@@ -34,7 +34,7 @@ def write_pwri_model(
         is_down = name.endswith("ffn_down.weight")
         kind = model.tensor_type if values.ndim > 1 else "F32"
         stored = values.T.copy() if is_down else values
-        called = name.replace("ffn_down", "ffn_down_t") if is_down else name
+        called = name.replace("ffn_down", "ffn_down_t")  # its bias, too
         data[called] = (stored if kind == "F32" else encode(kind, stored)).tobytes()
         table.append(GgufTensor(called, TYPE_IDS[kind], stored.shape, 0, len(data[called])))
     shape = (model.d_ff, model.d_model)

@@ -93,6 +93,18 @@ class TestGoodFiles:
         metadata = {"stablelm.use_parallel_residual": True}
         assert describe_file(tmp_path, model, metadata=metadata) == model.spec()
 
+    def test_learned_positions_bound_the_context(self, tmp_path: Path) -> None:
+        """PowerInfer's files count all rows as context, and say nothing of what norms add."""
+        model = TinyModel(family="opt", context_length=254)
+        metadata = {
+            "opt.context_length": 256,
+            "opt.attention.layer_norm_epsilon": None,
+            "opt.attention.head_count_kv": None,
+        }
+        model = replace(model, num_kv_heads=4)
+        found = describe_file(tmp_path, model, metadata=metadata)
+        assert found == replace(model.spec(), norm_eps=1e-5)
+
     def test_relu_falcon_is_told_by_its_threshold(self, tmp_path: Path) -> None:
         model = TinyModel(family="falcon", num_kv_heads=1)
         spec = describe_file(tmp_path, model, metadata={"powerinfer.sparse_threshold": 0.0})
@@ -222,12 +234,11 @@ class TestRefusals:
         assert f"{key} = '5' is not" in refusal(tmp_path, model, metadata={key: 5})
         assert f"{key} differs" in refusal(tmp_path, model, metadata={key: [True, False]})
 
-    def test_too_few_learned_positions_are_named(self, tmp_path: Path) -> None:
+    def test_no_learned_position_is_named(self, tmp_path: Path) -> None:
         model = TinyModel(family="opt")
         weights = random_weights(model)
-        weights["position_embd.weight"] = weights["position_embd.weight"][:256]
-        message = refusal(tmp_path, model, weights=weights)
-        assert "has 256 rows; 256 positions need 258" in message
+        weights["position_embd.weight"] = weights["position_embd.weight"][:2]
+        assert "position_embd.weight has 2 rows" in refusal(tmp_path, model, weights=weights)
 
     def test_sequential_falcon_is_refused(self, tmp_path: Path) -> None:
         """Those have no rotation but slopes of distance, which no key of their files says."""

@@ -160,6 +160,18 @@ class TestText:
         assert b"".join(map(TINY.token_bytes, range(5, 261))) == bytes(range(256))
 
 
+def test_files_of_one_vocabulary_need_not_name_their_kind() -> None:
+    """PowerInfer's do not; OPT's text begins with a token of its own."""
+    changes = {"tokenizer.ggml.pre": None, "tokenizer.ggml.add_bos_token": None}
+    metadata = bpe_metadata() | changes
+    kept = {key: value for key, value in metadata.items() if value is not None}
+    for architecture, kind, begins in (("opt", "gpt-2", True), ("falcon", "falcon", False)):
+        tokenizer = Tokenizer.from_metadata(kept | {"general.architecture": architecture})
+        named = {"tokenizer.ggml.pre": kind, "tokenizer.ggml.add_bos_token": begins}
+        assert tokenizer.add_bos is begins
+        assert tokenizer.encode("a 12 b") == Tokenizer.from_metadata(kept | named).encode("a 12 b")
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("changes", "error", "message"),
