@@ -76,11 +76,14 @@ class Actors:
 def put_arena(layout: ArenaLayout) -> tuple[Any, Arena]:
     """Put the arena into Ray's object store, format it, and map it here.
 
-    The source array is never touched, so it costs address space and no memory.
+    The source array is never touched, so it costs address space and no memory. The copy has pages
+    of zeros: those of the KV cache go back to the system and come again as contexts grow.
     """
     ref = ray.put(np.zeros(object_bytes(layout), dtype=np.uint8))
     arena = Arena.over(ray.get(ref), keep=ref)
     format_arena(arena, layout, num_executors(layout.config))
+    kv = layout.spans["kv"]
+    arena.release(kv.offset, kv.offset + kv.num_bytes)
     return ref, arena
 
 

@@ -93,11 +93,13 @@ class _Lib:
     def kv_write(
         self, type: int, kv_block: CData, slot: int, k: CData, v: CData, head_dim: int
     ) -> None: ...
+    def spread_values(self, x: CData, n: int, scale: float) -> None: ...
     def kv_read(
         self, type: int, k: CData, v: CData, kv_block: CData, slot: int, head_dim: int
     ) -> None: ...
     def attention_heads(
         self,
+        type: int,
         out: CData,
         q: CData,
         num_queries: int,
@@ -113,6 +115,7 @@ class _Lib:
     ) -> None: ...
     def attention_block(
         self,
+        type: int,
         out: CData,
         out_stride: int,
         q: CData,

@@ -235,6 +235,13 @@ def kv_write(
     library().kv_write(storage_type, target, slot, keys, values, head_dim)
 
 
+def spread_values(x: F32, scale: float) -> F32:
+    """H x * scale of x (n): values mixed so that a few large ones do not stand out."""
+    out = np.ascontiguousarray(x, np.float32).copy()
+    library().spread_values(ffi.from_buffer("float[]", out), last_axis("x", out), scale)
+    return out
+
+
 def kv_read(
     kv_block: Bytes, slot: int, head_dim: int, storage_type: StorageType = StorageType.F16
 ) -> tuple[F32, F32]:
@@ -256,6 +263,7 @@ def attention_heads(
     scale: float,
     first: int = 0,
     cap: float = 0.0,
+    storage_type: StorageType = StorageType.F16,
 ) -> F32:
     """q (num_queries, head_dim), kv (num_blocks, kv_block_bytes) -> out as q.
 
@@ -268,18 +276,19 @@ def attention_heads(
         raise ValueError(f"q, kv: have {q.ndim} and {kv.ndim} axes, need 2 and 2")
     num_queries, head_dim = q.shape
     queries = read_pointer("q", q, np.float32)
-    blocks, table = _kv_pointers(kv, block_table, head_dim, num_positions)
+    blocks, table = _kv_pointers(kv, block_table, head_dim, num_positions, storage_type)
     out = np.empty(q.shape, np.float32)
     num_blocks = -(-num_positions // KV_BLOCK_TOKENS)
     scratch = np.empty(num_queries * num_blocks * KV_BLOCK_TOKENS, np.float32)
     library().attention_heads(
+        storage_type,
         ffi.from_buffer("float[]", out),
         queries,
         num_queries,
         head_dim,
         blocks,
         table,
-        kv_block_bytes(head_dim),
+        kv_block_bytes(head_dim, storage_type),
         first,
         num_positions,
         scale,
@@ -290,10 +299,15 @@ def attention_heads(
 
 
 def _kv_pointers(
-    kv: Bytes, block_table: npt.NDArray[np.int32], head_dim: int, num_positions: int
+    kv: Bytes,
+    block_table: npt.NDArray[np.int32],
+    head_dim: int,
+    num_positions: int,
+    storage_type: StorageType,
 ) -> "tuple[CData, CData]":
     """Of the blocks and of their table, which must name one for each position."""
-    blocks = read_pointer("kv", kv, np.uint8, (kv.shape[0], kv_block_bytes(head_dim)))
+    block_bytes = kv_block_bytes(head_dim, storage_type)
+    blocks = read_pointer("kv", kv, np.uint8, (kv.shape[0], block_bytes))
     table = read_pointer("block_table", block_table, np.int32, (block_table.size,))
     if not 0 < num_positions <= block_table.size * KV_BLOCK_TOKENS:
         raise ValueError(f"num_positions: {num_positions}, block_table has {block_table.size}")
@@ -311,6 +325,7 @@ def attention_block(
     scale: float,
     window: int = 0,
     cap: float = 0.0,
+    storage_type: StorageType = StorageType.F16,
 ) -> F32:
     """q (num_tokens, num_queries, head_dim) -> out as q; token t sees num_positions + t of kv.
 
@@ -323,13 +338,14 @@ def attention_block(
         raise ValueError(f"num_positions: {num_positions}, of {num_tokens} tokens: need 1 each")
     queries = read_pointer("q", q, np.float32)
     last = num_positions + num_tokens - 1
-    blocks, table = _kv_pointers(kv, block_table, head_dim, last)
+    blocks, table = _kv_pointers(kv, block_table, head_dim, last, storage_type)
     out = np.empty(q.shape, np.float32)
     num_floats = attention_block_scratch(num_tokens * num_queries, head_dim, last)
     stride = num_queries * head_dim
     library().attention_block(
-        ffi.from_buffer("float[]", out), stride, queries, stride, num_tokens, num_queries, head_dim,
-        blocks, table, kv_block_bytes(head_dim), num_positions, window, scale, cap,
+        storage_type, ffi.from_buffer("float[]", out), stride, queries, stride, num_tokens,
+        num_queries, head_dim, blocks, table, kv_block_bytes(head_dim, storage_type),
+        num_positions, window, scale, cap,
         ffi.from_buffer("float[]", np.empty(num_floats, np.float32)),
     )  # fmt: skip
     return out

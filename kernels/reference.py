@@ -140,6 +140,18 @@ def quantize_q8(x: F32) -> Weights:
     return Weights(StorageType.Q8, quants.reshape(x.shape), scale)
 
 
+def spread_values(x: F32, scale: float) -> F32:
+    """H x * scale of x (n), H of the largest power of two that divides n, run by run."""
+    size = x.size & -x.size
+    half = 1
+    while half < size:
+        pairs = x.reshape(-1, 2, half)
+        a, b = pairs[:, 0], pairs[:, 1]
+        x = np.stack([a + b, a - b], axis=1).reshape(-1)
+        half *= 2
+    return x * np.float32(scale)
+
+
 def stored_keys(x: F32, storage_type: StorageType) -> F32:
     """Keys or values x (rows, head_dim), all finite, as attention reads them from the KV cache."""
     if storage_type is StorageType.F16:
@@ -336,15 +348,20 @@ def top_k(x: F32, k: int) -> tuple[npt.NDArray[np.uint32], F32]:
 
 
 def attention_heads(
-    q: F32, keys: F32, values: F32, scale: float, first: int = 0, cap: float = 0.0
+    q: F32,
+    keys: F32,
+    values: F32,
+    scale: float,
+    first: int = 0,
+    cap: float = 0.0,
+    storage_type: StorageType = StorageType.F16,
 ) -> F32:
     """q (num_queries, head_dim), keys and values (num_positions, head_dim) -> out as q.
 
-    keys and values are rounded to f16 first, as the KV cache stores them; positions before `first`
+    keys and values are rounded first, as the KV cache stores them; positions before `first`
     are not seen, scores are soft-capped where `cap` is above 0.
     """
-    keys = keys.astype(np.float16).astype(np.float32)
-    values = values.astype(np.float16).astype(np.float32)
+    keys, values = stored_keys(keys, storage_type), stored_keys(values, storage_type)
     scores = np.zeros((q.shape[0], keys.shape[0]), np.float32)
     for d in range(q.shape[1]):
         scores = scores + q[:, d, np.newaxis] * keys[:, d]

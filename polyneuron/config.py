@@ -43,6 +43,14 @@ class FeedForwardMode(StrEnum):
     """Every gate; neurons whose activation is within a bound count as zero: for SiLU models."""
 
 
+class KvType(StrEnum):
+    """What keys and values are stored as; q8 and q4 in blocks of 32 with an f16 scale."""
+
+    F16 = "f16"
+    Q8 = "q8"
+    Q4 = "q4"
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Sizes of one engine; every count is at least 1 unless told otherwise."""
@@ -59,6 +67,8 @@ class EngineConfig:
     """Cores that executors and the I/O actor keep to; empty: all that this process may use."""
     io_cores: tuple[int, ...] = ()
     """Cores to read from, the best first: the I/O actor keeps to the first without a worker."""
+    kv_type: KvType = KvType.F16
+    """What keys and values are stored as; its name as a string will do."""
     max_tokens: int = 512
     """Tokens of one prefill chunk."""
     max_sequences: int = 4
@@ -103,6 +113,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "mode", _mode_of(self.mode))
         object.__setattr__(self, "trace_detail", _detail_of(self.trace_detail))
+        object.__setattr__(self, "kv_type", _kv_type_of(self.kv_type))
         if self.ffn_resident is not None and not 0 <= self.ffn_resident <= 1:
             raise ConfigError(f"ffn_resident is {self.ffn_resident}: must be 0 to 1, or None")
         if any(count < 0 for count in self.hot_clusters):
@@ -149,6 +160,13 @@ def _mode_of(value: str) -> FeedForwardMode:
     except ValueError:
         names = ", ".join(FeedForwardMode)
         raise ConfigError(f"mode is {value!r}: must be one of {names}") from None
+
+
+def _kv_type_of(value: str) -> KvType:
+    try:
+        return KvType(value)
+    except ValueError:
+        raise ConfigError(f"kv_type is {value!r}: must be one of {', '.join(KvType)}") from None
 
 
 def _detail_of(value: str) -> TraceDetail:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from polyneuron.config import KvType
 from polyneuron.kernels.arena import Arena
-from polyneuron.planning.layout import ArenaLayout
+from polyneuron.planning.layout import ArenaLayout, num_executors
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,18 @@ class LayerActivity:
     """A predictor named it: its gate was computed. Hot clusters are not predicted."""
     active_share: float
     """The product that meets the down matrix is not zero; in dense mode every neuron counts."""
+
+
+def kv_rms_error(arena: Arena, layout: ArenaLayout) -> float | None:
+    """How far keys and values stored so far are off, by rms; None of f16 and before there are any.
+
+    Of every eighth position, over all executors that are attached.
+    """
+    records = [arena.executor(index) for index in range(num_executors(layout.config))]
+    square = sum(float(record.kv_square) for record in records)
+    if layout.config.kv_type is KvType.F16 or not square:
+        return None
+    return math.sqrt(sum(float(record.kv_error) for record in records) / square)
 
 
 def layer_activity(arena: Arena, layout: ArenaLayout) -> list[LayerActivity]:

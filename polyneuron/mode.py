@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyneuron.backends.spec import BackendKind, parse_npu, precision_of
-from polyneuron.config import EngineConfig
+from polyneuron.config import EngineConfig, KvType
 from polyneuron.core_use import CoreUse
 from polyneuron.io.weight_reader import ReadReport
 from polyneuron.planning.budget import Budget
@@ -47,7 +47,7 @@ class Mode:
             self._residency(),
             self._npu(npu) if npu else "npu=none",
             f"cpu {workers} {'worker' if workers == 1 else 'workers'}{on}, {self.isa}",
-            f"context {self.config.num_ctx}",
+            f"context {self.config.num_ctx}{self._kv_note()}",
         ]
         if lossy := self.requantised():
             worst = max(lossy, key=lambda name: lossy[name]["relative_rms"])
@@ -59,6 +59,11 @@ class Mode:
             reason = "several files" if self.source.is_parted else "no O_DIRECT here"
             parts.append(f"buffered reads ({reason})")
         return "mode: " + " · ".join(parts)
+
+    def _kv_note(self) -> str:
+        """What keys and values are stored as, where that loses something."""
+        kv_type = self.config.kv_type
+        return "" if kv_type is KvType.F16 else f" (keys and values as {kv_type}, lossy)"
 
     def _npu(self, threads: int) -> str:
         """Who computes prompts, and how precisely where that is not the kernels' own way."""
@@ -138,6 +143,8 @@ class Mode:
             "npu": self._npu_object(),
             "isa": self.isa,
             "num_ctx": self.config.num_ctx,
+            "kv_type": str(self.config.kv_type),
+            "kv_bytes": self.budget.layout.spans["kv"].num_bytes,
             "direct_io": self.report.is_direct,
             "requantised": self.requantised(),
             "weight_bytes": self.source.weight_bytes,

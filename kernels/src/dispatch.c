@@ -194,13 +194,14 @@ void kv_write(int type, void *kv_block, size_t slot, const float *k, const float
         kv_write_quants(type, kv_block, slot, k, v, head_dim);
 }
 
-void attention_heads(float *out, const float *q, size_t num_queries, size_t head_dim,
+void attention_heads(int type, float *out, const float *q, size_t num_queries, size_t head_dim,
                      const void *kv, const int32_t *block_table, size_t block_stride, size_t first,
                      size_t num_positions, float scale, float cap, float *scratch)
 {
     assert(first < KV_BLOCK_TOKENS && first < num_positions);
-    active_table()->attention_heads(out, q, num_queries, head_dim, kv, block_table, block_stride,
-                                    first, num_positions, scale, cap, scratch);
+    assert(kv_block_bytes(type, head_dim) <= block_stride);
+    active_table()->attention_heads(type, out, q, num_queries, head_dim, kv, block_table,
+                                    block_stride, first, num_positions, scale, cap, scratch);
 }
 
 size_t attention_block_scratch(size_t num_rows, size_t head_dim, size_t num_positions)
@@ -210,13 +211,14 @@ size_t attention_block_scratch(size_t num_rows, size_t head_dim, size_t num_posi
     return KV_BLOCK_TOKENS * head_dim + rows * (1 + head_dim + KV_BLOCK_TOKENS * blocks);
 }
 
-void attention_block(float *out, size_t out_stride, const float *q, size_t q_stride,
+void attention_block(int type, float *out, size_t out_stride, const float *q, size_t q_stride,
                      size_t num_tokens, size_t num_queries, size_t head_dim, const void *kv,
                      const int32_t *block_table, size_t block_stride, size_t num_positions,
                      size_t window, float scale, float cap, float *scratch)
 {
     assert(num_tokens > 0 && num_queries > 0 && num_positions > 0);
-    active_table()->attention_block(out, out_stride, q, q_stride, num_tokens, num_queries, head_dim,
-                                    kv, block_table, block_stride, num_positions, window, scale,
-                                    cap, scratch);
+    assert(kv_block_bytes(type, head_dim) <= block_stride);
+    active_table()->attention_block(type, out, out_stride, q, q_stride, num_tokens, num_queries,
+                                    head_dim, kv, block_table, block_stride, num_positions, window,
+                                    scale, cap, scratch);
 }

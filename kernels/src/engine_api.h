@@ -77,7 +77,7 @@ struct step_op {
     uint32_t after;           /* ops [0, after) must be complete before it starts */
     uint32_t flags;
     uint32_t layer;
-    uint32_t weight_type;     /* enum storage_type */
+    uint32_t weight_type;     /* enum storage_type; of keys and values in ops that have `kv` */
     uint32_t up_type;
     uint32_t activation;      /* enum feed_forward_kind; for OP_ROUTE enum route_kind */
     uint64_t in;
@@ -187,7 +187,9 @@ struct executor_record {
     uint32_t in_backend;      /* 1 + the op that its back end is computing, 0: none */
     uint64_t stall_ns;        /* modelled: it begins its next step so much later, once; anybody may
                                  write it, and its heartbeat stands meanwhile */
-    uint64_t reserved[4];
+    double kv_error;          /* squared, of a part of the keys and values it stored as quants */
+    double kv_square;         /* squares of the same values */
+    uint64_t reserved[2];
 };
 
 struct region { uint64_t offset; uint64_t bytes; };

@@ -105,15 +105,20 @@ void top_k_f32(uint32_t *out_ids, float *out_values, const float *x, size_t n, s
 size_t kv_block_bytes(int type, size_t head_dim);
 void kv_write(int type, void *kv_block, size_t slot, const float *k, const float *v,
               size_t head_dim);
+/* x (n) = H x * scale in place, H the Hadamard matrix of the largest power of two that divides n,
+ * on each run of so many values: pairs (a, b) at distance 1, 2, 4, … become (a + b, a - b). Of keys
+ * it spreads a few large values over all, which quants then keep better; H is its own inverse but
+ * for a factor, so products of rotated queries and keys are those of the plain ones. */
+void spread_values(float *x, size_t n, float scale);
 void kv_read(int type, float *k, float *v, const void *kv_block, size_t slot, size_t head_dim);
 /* Attention of num_queries heads that share one kv head over positions first..num_positions-1,
- * first < 32: where a window begins within the first block of the table.
+ * first < 32: where a window begins within the first block of the table; `type`: of the blocks.
  * q, out (num_queries, head_dim) f32; position p lives in block block_table[p / 32] at
  * kv + block_table[p / 32] * block_stride. Scores (q . k) * scale sum over head_dim ascending,
  * softcap_f32 where cap is above 0, softmax as softmax_f32 over num_positions scores, those before
  * first being -infinity, values sum over positions ascending, divided by the sum at the end.
  * scratch: num_queries * round_up(num_positions, 32) floats. */
-void attention_heads(float *out, const float *q, size_t num_queries, size_t head_dim,
+void attention_heads(int type, float *out, const float *q, size_t num_queries, size_t head_dim,
                      const void *kv, const int32_t *block_table, size_t block_stride, size_t first,
                      size_t num_positions, float scale, float cap, float *scratch);
 /* The same bits for num_tokens consecutive tokens at once: token t, its num_queries heads at
@@ -121,7 +126,7 @@ void attention_heads(float *out, const float *q, size_t num_queries, size_t head
  * num_positions + t positions. Each block of keys and values is converted once for all of them.
  * scratch: as many floats as attention_block_scratch says, of num_tokens * num_queries rows and the
  * last token's positions. */
-void attention_block(float *out, size_t out_stride, const float *q, size_t q_stride,
+void attention_block(int type, float *out, size_t out_stride, const float *q, size_t q_stride,
                      size_t num_tokens, size_t num_queries, size_t head_dim, const void *kv,
                      const int32_t *block_table, size_t block_stride, size_t num_positions,
                      size_t window, float scale, float cap, float *scratch);

@@ -20,6 +20,8 @@ ALWAYS_INLINE void store_f16(uint16_t *to, vf value)
 
 ALWAYS_INLINE vf times(vf value, const float *factor) { return value * *factor; }
 
+ALWAYS_INLINE float load_half(const uint16_t *from) { return _cvtsh_ss(*from); }
+
 ALWAYS_INLINE vi load_i8(const uint8_t *from)
 {
     return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)from));

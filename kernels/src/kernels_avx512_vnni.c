@@ -18,6 +18,18 @@ ALWAYS_INLINE void store_f16(uint16_t *to, vf value)
     _mm256_storeu_si256((void *)to, _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
 }
 
+ALWAYS_INLINE float load_half(const uint16_t *from) { return _cvtsh_ss(*from); }
+
+ALWAYS_INLINE vi load_i8(const uint8_t *from)
+{
+    return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)from));
+}
+
+ALWAYS_INLINE vi load_u8(const uint8_t *from)
+{
+    return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)from));
+}
+
 /* A broadcast of its own takes a turn of the units that multiply and add; one that is part of the
  * product takes none (Zen 4: a product of 4 rows by 32 columns 38 -> 51 GMAC/s). The compiler would
  * share one broadcast among products. */

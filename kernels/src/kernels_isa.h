@@ -26,9 +26,9 @@ struct kernel_table {
     size_t (*argmax_f32)(const float *, size_t);
     void (*top_k_f32)(uint32_t *, float *, const float *, size_t, size_t);
     void (*kv_write)(void *, size_t, const float *, const float *, size_t);
-    void (*attention_heads)(float *, const float *, size_t, size_t, const void *, const int32_t *,
-                            size_t, size_t, size_t, float, float, float *);
-    void (*attention_block)(float *, size_t, const float *, size_t, size_t, size_t, size_t,
+    void (*attention_heads)(int, float *, const float *, size_t, size_t, const void *,
+                            const int32_t *, size_t, size_t, size_t, float, float, float *);
+    void (*attention_block)(int, float *, size_t, const float *, size_t, size_t, size_t, size_t,
                             const void *, const int32_t *, size_t, size_t, size_t, float, float,
                             float *);
 };

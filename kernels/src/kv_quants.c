@@ -47,35 +47,40 @@ void kv_write_quants(int type, void *kv_block, size_t slot, const float *k, cons
     }
 }
 
-/* Value i of 32 in quants that lie `stride` bytes apart. */
-static float value_of(int type, const uint8_t *quants, size_t stride, size_t i, uint16_t scale)
+void spread_values(float *x, size_t n, float scale)
 {
-    if (type == STORAGE_Q8)
-        return (float)(int8_t)quants[i * stride] * f32_of_f16(scale);
-    const int byte = quants[i % 16 * stride];
-    return (float)((i < 16 ? byte & 15 : byte >> 4) - 8) * f32_of_f16(scale);
+    const size_t size = kv_spread_size(n);
+    for (size_t half = 1; half < size; half *= 2)
+        for (size_t first = 0; first < n; first += 2 * half)
+            for (size_t i = first; i < first + half; i++) {
+                const float a = x[i], b = x[i + half];
+                x[i] = a + b;
+                x[i + half] = a - b;
+            }
+    for (size_t i = 0; i < n; i++)
+        x[i] = x[i] * scale;
 }
 
 void kv_read(int type, float *k, float *v, const void *kv_block, size_t slot, size_t head_dim)
 {
-    const uint8_t *base = kv_block;
-    if (type == STORAGE_F16) {
-        const uint16_t *k_cols = kv_block, *v_row = k_cols + head_dim * (KV_BLOCK_TOKENS + slot);
-        for (size_t d = 0; d < head_dim; d++) {
-            k[d] = f32_of_f16(k_cols[d * KV_BLOCK_TOKENS + slot]);
-            v[d] = f32_of_f16(v_row[d]);
-        }
-        return;
-    }
-    const struct kv_places at = kv_places(type, head_dim);
-    const size_t blocks = head_dim / BLOCK_COLS, bytes = kv_quant_bytes(type);
-    const uint16_t *k_scales = (const uint16_t *)(base + at.k_scales) + slot;
-    const uint16_t *v_scales = (const uint16_t *)(base + at.v_scales) + slot * blocks;
-    const uint8_t *v_quants = base + at.v_quants + slot * at.rows;
     for (size_t d = 0; d < head_dim; d++) {
-        const size_t b = d / BLOCK_COLS, i = d % BLOCK_COLS;
-        const uint8_t *k_quants = base + b * bytes * KV_BLOCK_TOKENS + slot;
-        k[d] = value_of(type, k_quants, KV_BLOCK_TOKENS, i, k_scales[b * KV_BLOCK_TOKENS]);
-        v[d] = value_of(type, v_quants + b * bytes, 1, i, v_scales[b]);
+        k[d] = kv_key_at(type, kv_block, slot, d, head_dim);
+        v[d] = kv_value_at(type, kv_block, slot, d, head_dim);
+    }
+}
+
+static void add_error(double sums[2], float stored, float value)
+{
+    const double error = (double)stored - value;
+    sums[0] += error * error;
+    sums[1] += (double)value * value;
+}
+
+void kv_add_error(int type, double sums[2], const void *kv_block, size_t slot, const float *k,
+                  const float *v, size_t head_dim)
+{
+    for (size_t d = 0; d < head_dim; d++) {
+        add_error(sums, kv_key_at(type, kv_block, slot, d, head_dim), k[d]);
+        add_error(sums, kv_value_at(type, kv_block, slot, d, head_dim), v[d]);
     }
 }

@@ -1,5 +1,5 @@
 /* Float kernels in GCC vector extensions: included by each ISA file after its target pragma, which
- * defines VF (floats a register), load_f16, store_f16 and times. Every addition here has the order
+ * defines VF (floats a register), load_f16, store_f16, load_half, times. Additions have the order
  * of scalar_float.h, so the results are equal bit for bit whatever VF is. */
 #ifndef POLYNEURON_LANES_H
 #define POLYNEURON_LANES_H

@@ -2,10 +2,9 @@
 #ifndef POLYNEURON_LANES_ATTENTION_H
 #define POLYNEURON_LANES_ATTENTION_H
 
-#include "lanes.h"
+#include "lanes_kv.h"
 
 #define QUERY_GROUP (VF == 16 ? 4 : 2)    /* accumulators of a group fit the registers */
-#define KEY_PARTS (KV_BLOCK_TOKENS / VF)
 
 static void kv_write_lanes(void *kv_block, size_t slot, const float *k, const float *v,
                            size_t head_dim)
@@ -26,34 +25,24 @@ static void kv_write_lanes(void *kv_block, size_t slot, const float *k, const fl
     }
 }
 
-/* Keys and values come as a KV block has them, or as floats of the same order (is_wide), which
- * load_keys and load_values make of a block once for many queries. */
-ALWAYS_INLINE vf load_kv(const int is_wide, const void *from, size_t index)
-{
-    return is_wide ? load((const float *)from + index) : load_f16((const uint16_t *)from + index);
-}
-
-/* The keys of a KV block, (head_dim, 32) */
-ALWAYS_INLINE const void *keys_of(const void *kv_block) { return kv_block; }
-
-/* Its values, (32, head_dim) */
-ALWAYS_INLINE const void *values_of(const void *kv_block, size_t head_dim)
-{
-    return (const uint16_t *)kv_block + head_dim * KV_BLOCK_TOKENS;
-}
-
 /* q (count, head_dim), keys (head_dim, 32) -> scores (count, 32), scores apart by stride */
-ALWAYS_INLINE void score_block(const int count, const int is_wide, float *scores, size_t stride,
-                               const float *q, size_t head_dim, const void *keys, float scale)
+ALWAYS_INLINE void score_block(const int count, const int type, float *scores, size_t stride,
+                               const float *q, size_t head_dim, struct kv_part keys, float scale)
 {
     vf acc[QUERY_GROUP][KEY_PARTS] = {0};
-    for (size_t d = 0; d < head_dim; d++) {
-        vf key[KEY_PARTS];
+    for (size_t b = 0; b < head_dim; b += BLOCK_COLS) {
+        const size_t end = b + BLOCK_COLS < head_dim ? b + BLOCK_COLS : head_dim;
+        vf scales[KEY_PARTS];
         for (int j = 0; j < KEY_PARTS; j++)
-            key[j] = load_kv(is_wide, keys, d * KV_BLOCK_TOKENS + (size_t)j * VF);
-        for (int g = 0; g < count; g++)
+            scales[j] = key_scales(type, keys, b, j);
+        for (size_t d = b; d < end; d++) {
+            vf key[KEY_PARTS];
             for (int j = 0; j < KEY_PARTS; j++)
-                acc[g][j] = acc[g][j] + times(key[j], q + (size_t)g * head_dim + d);
+                key[j] = load_key(type, keys, d, j, scales[j]);
+            for (int g = 0; g < count; g++)
+                for (int j = 0; j < KEY_PARTS; j++)
+                    acc[g][j] = acc[g][j] + times(key[j], q + (size_t)g * head_dim + d);
+        }
     }
     for (int g = 0; g < count; g++)
         for (int j = 0; j < KEY_PARTS; j++)
@@ -62,14 +51,14 @@ ALWAYS_INLINE void score_block(const int count, const int is_wide, float *scores
 
 /* weights (count, num_positions), columns [d, d + width * VF) of values: those of positions
  * [first, num_positions) are added to acc */
-ALWAYS_INLINE void add_values(const int count, const int width, const int is_wide,
+ALWAYS_INLINE void add_values(const int count, const int width, const int type,
                               vf acc[QUERY_GROUP][4], const float *weights, size_t stride,
-                              const void *values, size_t d, size_t head_dim, size_t first,
+                              struct kv_part values, size_t d, size_t head_dim, size_t first,
                               size_t num_positions)
 {
     for (size_t p = first; p < num_positions; p++)
         for (int j = 0; j < width; j++) {
-            vf value = load_kv(is_wide, values, p * head_dim + d + (size_t)j * VF);
+            vf value = load_value(type, values, p, d + (size_t)j * VF, head_dim);
             for (int g = 0; g < count; g++)
                 acc[g][j] = acc[g][j] + times(value, weights + (size_t)g * stride + p);
         }
@@ -95,14 +84,14 @@ ALWAYS_INLINE size_t positions_in_block(const struct attention_call *call, size_
 }
 
 /* Columns [d, d + width * VF) of out (count, head_dim). */
-ALWAYS_INLINE void value_columns(const int count, const int width, float *out, size_t d,
-                                 const float *weights, const float *sums,
+ALWAYS_INLINE void value_columns(const int count, const int width, const int type, float *out,
+                                 size_t d, const float *weights, const float *sums,
                                  const struct attention_call *call)
 {
     vf acc[QUERY_GROUP][4] = {0};
     for (size_t p = 0; p < call->num_positions; p += KV_BLOCK_TOKENS) {
-        const void *values = values_of(block_of(call, p), call->head_dim);
-        add_values(count, width, 0, acc, weights + p, call->stride, values, d, call->head_dim,
+        const struct kv_part values = values_of(type, block_of(call, p), call->head_dim);
+        add_values(count, width, type, acc, weights + p, call->stride, values, d, call->head_dim,
                    p ? 0 : call->first, positions_in_block(call, p));
     }
     for (int g = 0; g < count; g++)
@@ -110,16 +99,16 @@ ALWAYS_INLINE void value_columns(const int count, const int width, float *out, s
             store(out + g * call->head_dim + d + j * VF, acc[g][j] / sums[g]);
 }
 
+/* Of f16 only: 32 divides the others' head_dim. */
 static void value_column_tail(int count, float *out, size_t d, const float *weights,
                               const float *sums, const struct attention_call *call)
 {
     for (int g = 0; g < count; g++) {
         float acc = 0.0f;
-        for (size_t p = call->first; p < call->num_positions; p++) {
-            const uint16_t *values = values_of(block_of(call, p), call->head_dim);
-            uint16_t half = values[p % KV_BLOCK_TOKENS * call->head_dim + d];
-            acc = acc + weights[g * call->stride + p] * f32_of_f16(half);
-        }
+        for (size_t p = call->first; p < call->num_positions; p++)
+            acc = acc + weights[g * call->stride + p]
+                * kv_value_at(STORAGE_F16, block_of(call, p), p % KV_BLOCK_TOKENS, d,
+                              call->head_dim);
         out[g * call->head_dim + d] = acc / sums[g];
     }
 }
@@ -133,13 +122,13 @@ static void limit_scores(float *scores, size_t first, size_t num_positions, floa
         scores[p] = -INFINITY;
 }
 
-ALWAYS_INLINE void attention_group(const int count, float *out, const float *q, float *scratch,
-                                   const struct attention_call *call)
+ALWAYS_INLINE void attention_group(const int count, const int type, float *out, const float *q,
+                                   float *scratch, const struct attention_call *call)
 {
     const size_t head_dim = call->head_dim;
     for (size_t p = 0; p < call->num_positions; p += KV_BLOCK_TOKENS)
-        score_block(count, 0, scratch + p, call->stride, q, head_dim,
-                    keys_of(block_of(call, p)), call->scale);
+        score_block(count, type, scratch + p, call->stride, q, head_dim,
+                    keys_of(type, block_of(call, p), head_dim), call->scale);
     for (int g = 0; g < count; g++)
         limit_scores(scratch + g * call->stride, call->first, call->num_positions, call->cap);
     float sums[QUERY_GROUP];
@@ -147,17 +136,35 @@ ALWAYS_INLINE void attention_group(const int count, float *out, const float *q, 
         sums[g] = exp_and_sum_lanes(scratch + g * call->stride, call->num_positions);
     size_t d = 0;
     for (; d + 4 * VF <= head_dim; d += 4 * VF)
-        value_columns(count, 4, out, d, scratch, sums, call);
+        value_columns(count, 4, type, out, d, scratch, sums, call);
     for (; d + VF <= head_dim; d += VF)
-        value_columns(count, 1, out, d, scratch, sums, call);
+        value_columns(count, 1, type, out, d, scratch, sums, call);
     for (; d < head_dim; d++)
         value_column_tail(count, out, d, scratch, sums, call);
 }
 
-static void attention_heads_lanes(float *out, const float *q, size_t num_queries, size_t head_dim,
-                                  const void *kv, const int32_t *block_table, size_t block_stride,
-                                  size_t first, size_t num_positions, float scale, float cap,
-                                  float *scratch)
+ALWAYS_INLINE void attention_groups(const int type, float *out, const float *q, size_t num_queries,
+                                    float *scratch, const struct attention_call *call)
+{
+    for (size_t left = num_queries; left > 0;) {
+        const size_t count = left < QUERY_GROUP ? left : QUERY_GROUP;
+        switch (count) {
+        case 4: attention_group(QUERY_GROUP, type, out, q, scratch, call); break;
+        case 3: attention_group(QUERY_GROUP < 3 ? 1 : 3, type, out, q, scratch, call); break;
+        case 2: attention_group(2, type, out, q, scratch, call); break;
+        default: attention_group(1, type, out, q, scratch, call);
+        }
+        left -= count;
+        q += count * call->head_dim;
+        out += count * call->head_dim;
+        scratch += count * call->stride;
+    }
+}
+
+static void attention_heads_lanes(int type, float *out, const float *q, size_t num_queries,
+                                  size_t head_dim, const void *kv, const int32_t *block_table,
+                                  size_t block_stride, size_t first, size_t num_positions,
+                                  float scale, float cap, float *scratch)
 {
     const size_t rounded = (num_positions + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
     const struct attention_call call = {
@@ -165,18 +172,10 @@ static void attention_heads_lanes(float *out, const float *q, size_t num_queries
         .head_dim = head_dim, .first = first, .num_positions = num_positions,
         .stride = rounded * KV_BLOCK_TOKENS, .scale = scale, .cap = cap,
     };
-    for (size_t left = num_queries; left > 0;) {
-        const size_t count = left < QUERY_GROUP ? left : QUERY_GROUP;
-        switch (count) {
-        case 4: attention_group(QUERY_GROUP, out, q, scratch, &call); break;
-        case 3: attention_group(QUERY_GROUP < 3 ? 1 : 3, out, q, scratch, &call); break;
-        case 2: attention_group(2, out, q, scratch, &call); break;
-        default: attention_group(1, out, q, scratch, &call);
-        }
-        left -= count;
-        q += count * head_dim;
-        out += count * head_dim;
-        scratch += count * call.stride;
+    switch (type) {
+    case STORAGE_Q8: attention_groups(STORAGE_Q8, out, q, num_queries, scratch, &call); break;
+    case STORAGE_Q4: attention_groups(STORAGE_Q4, out, q, num_queries, scratch, &call); break;
+    default: attention_groups(STORAGE_F16, out, q, num_queries, scratch, &call);
     }
 }
 

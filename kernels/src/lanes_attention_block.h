@@ -7,23 +7,28 @@
 
 #include "lanes_attention.h"
 
-/* A block's keys as floats (head_dim, 32) */
-static void load_keys(float *keys, const void *kv_block, size_t head_dim)
+static void load_keys_of(int type, float *keys, const void *kv_block, size_t head_dim)
 {
-    for (size_t i = 0; i < head_dim * KV_BLOCK_TOKENS; i += VF)
-        store(keys + i, load_kv(0, keys_of(kv_block), i));
+    switch (type) {
+    case STORAGE_Q8: load_keys(STORAGE_Q8, keys, kv_block, head_dim); break;
+    case STORAGE_Q4: load_keys(STORAGE_Q4, keys, kv_block, head_dim); break;
+    default: load_keys(STORAGE_F16, keys, kv_block, head_dim);
+    }
 }
 
-/* A block's first num_positions values as floats (32, head_dim); more of them may be read */
-static void load_values(float *values, const void *kv_block, size_t head_dim, size_t num_positions)
+static void load_values_of(int type, float *values, const void *kv_block, size_t head_dim,
+                           size_t num_positions)
 {
-    const size_t end = num_positions * head_dim;
-    for (size_t i = 0; i < end; i += VF)  /* ends inside the block: its size is a multiple of VF */
-        store(values + i, load_kv(0, values_of(kv_block, head_dim), i));
+    switch (type) {
+    case STORAGE_Q8: load_values(STORAGE_Q8, values, kv_block, head_dim, num_positions); break;
+    case STORAGE_Q4: load_values(STORAGE_Q4, values, kv_block, head_dim, num_positions); break;
+    default: load_values(STORAGE_F16, values, kv_block, head_dim, num_positions);
+    }
 }
 
 /* Query rows: the heads of each token, token after token, up to a multiple of QUERY_GROUP. */
 struct query_rows {
+    int type;               /* that keys and values are stored as */
     size_t count, padded, heads, first_positions, window;
     float *kv;              /* (head_dim, 32) or (32, head_dim): the block at hand */
     float *sums;            /* (padded) of powers */
@@ -74,10 +79,11 @@ static void score_rows(const struct query_rows *rows)
 {
     const size_t head_dim = rows->call.head_dim, stride = rows->call.stride;
     for (size_t p = 0; p < rows->call.num_positions; p += KV_BLOCK_TOKENS) {
-        load_keys(rows->kv, block_of(&rows->call, p), head_dim);
+        load_keys_of(rows->type, rows->kv, block_of(&rows->call, p), head_dim);
         for (size_t r = first_group(rows, p), end = last_group(rows, p); r < end; r += QUERY_GROUP)
-            score_block(QUERY_GROUP, 1, rows->scores + r * stride + p, stride,
-                        rows->rows + r * head_dim, head_dim, rows->kv, rows->call.scale);
+            score_block(QUERY_GROUP, KV_FLOATS, rows->scores + r * stride + p, stride,
+                        rows->rows + r * head_dim, head_dim, (struct kv_part){rows->kv, NULL},
+                        rows->call.scale);
     }
 }
 
@@ -92,8 +98,8 @@ ALWAYS_INLINE void add_columns_of(const int count, const int width, const struct
     for (int g = 0; g < count; g++)
         for (int j = 0; j < width; j++)
             acc[g][j] = load(sums + (size_t)g * head_dim + j * VF);
-    add_values(count, width, 1, acc, rows->scores + row * stride + position, stride, rows->kv, d,
-               head_dim, from, end);
+    add_values(count, width, KV_FLOATS, acc, rows->scores + row * stride + position, stride,
+               (struct kv_part){rows->kv, NULL}, d, head_dim, from, end);
     for (int g = 0; g < count; g++)
         for (int j = 0; j < width; j++)
             store(sums + (size_t)g * head_dim + j * VF, acc[g][j]);
@@ -144,8 +150,8 @@ static void add_value_rows(const struct query_rows *rows)
 {
     memset(rows->rows, 0, rows->padded * rows->call.head_dim * sizeof *rows->rows);
     for (size_t p = 0; p < rows->call.num_positions; p += KV_BLOCK_TOKENS) {
-        load_values(rows->kv, block_of(&rows->call, p), rows->call.head_dim,
-                    positions_in_block(&rows->call, p));
+        load_values_of(rows->type, rows->kv, block_of(&rows->call, p), rows->call.head_dim,
+                       positions_in_block(&rows->call, p));
         for (size_t r = first_group(rows, p), end = last_group(rows, p); r < end; r += QUERY_GROUP)
             add_values_of_group(rows, r, p);
     }
@@ -161,16 +167,16 @@ static void weigh_rows(const struct query_rows *rows)
     }
 }
 
-static void attention_block_lanes(float *out, size_t out_stride, const float *q, size_t q_stride,
-                                  size_t num_tokens, size_t num_queries, size_t head_dim,
-                                  const void *kv, const int32_t *block_table, size_t block_stride,
-                                  size_t num_positions, size_t window, float scale, float cap,
-                                  float *scratch)
+static void attention_block_lanes(int type, float *out, size_t out_stride, const float *q,
+                                  size_t q_stride, size_t num_tokens, size_t num_queries,
+                                  size_t head_dim, const void *kv, const int32_t *block_table,
+                                  size_t block_stride, size_t num_positions, size_t window,
+                                  float scale, float cap, float *scratch)
 {
     const size_t last = num_positions + num_tokens - 1, token_floats = num_queries * head_dim;
     struct query_rows rows = {
         .count = num_tokens * num_queries, .heads = num_queries, .first_positions = num_positions,
-        .window = window,
+        .window = window, .type = type,
         .call = {.kv = kv, .block_table = block_table, .block_stride = block_stride,
                  .head_dim = head_dim, .num_positions = last, .scale = scale, .cap = cap,
                  .stride = (last + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS},

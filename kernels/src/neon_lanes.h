@@ -22,6 +22,19 @@ ALWAYS_INLINE void store_f16(uint16_t *to, vf value)
     vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)value)));
 }
 
+ALWAYS_INLINE float load_half(const uint16_t *from)
+{
+    return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vld1_dup_u16(from))), 0);
+}
+
+ALWAYS_INLINE vi load_i8(const uint8_t *from)
+{
+    const int8_t *bytes = (const int8_t *)from;
+    return (vi){bytes[0], bytes[1], bytes[2], bytes[3]};
+}
+
+ALWAYS_INLINE vi load_u8(const uint8_t *from) { return (vi){from[0], from[1], from[2], from[3]}; }
+
 /* 4 scaled activations as int32, to nearest even; the conversion makes 0 of a NaN */
 ALWAYS_INLINE int32x4_t quantize_4(const float *x, float inverse)
 {

@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <string.h>
 
+#include "attention_ops.h"
 #include "blocks.h"
 #include "board.h"
 #include "neuron_ops.h"
@@ -27,14 +28,6 @@ static uint32_t num_tiles(const struct step_op *op)
     return (op->rows + TILE_ROWS - 1) / TILE_ROWS;
 }
 
-/* Tokens of a unit of attention. */
-static uint32_t unit_tokens(const struct step_op *op) { return op->cols ? op->cols : 1; }
-
-static uint32_t token_blocks(const struct step_op *op, uint32_t num_tokens)
-{
-    return (num_tokens + unit_tokens(op) - 1) / unit_tokens(op);
-}
-
 uint32_t op_num_units(const struct step_op *op, const struct step_params *step) {
     uint32_t rows = num_rows(op, step);
     uint32_t group = group_tokens(op);
@@ -45,7 +38,7 @@ uint32_t op_num_units(const struct step_op *op, const struct step_params *step) 
     case OP_ROPE_KV:
         return rows * (op->num_heads + op->num_kv_heads);
     case OP_ATTENTION:
-        return token_blocks(op, rows) * (op->num_heads / op->heads_per_unit);
+        return attention_units(op, step);
     case OP_CLUSTERS:
     case OP_LATE_CLUSTERS:
     case OP_MERGE:
@@ -64,8 +57,6 @@ uint32_t op_num_units(const struct step_op *op, const struct step_params *step) 
 static int takes_acts(uint32_t weight_type) {
     return weight_type != STORAGE_F32 && weight_type != STORAGE_F16;
 }
-
-static const int32_t *int_array(void *base, uint64_t offset) { return at(base, offset); }
 
 void matmul_group(const struct step_op *op, int type, float *out, size_t out_stride,
                   const void *weight, size_t tiles, const char *x, size_t tokens) {
@@ -234,115 +225,6 @@ static void run_quantize(void *base, const struct step_op *op, uint32_t first, u
     }
 }
 
-static const int32_t *block_table(void *base, const struct step_params *step, uint32_t token) {
-    size_t table = (size_t)int_array(base, step->block_tables)[token];
-    return int_array(base, step->tables) + table * step->table_stride;
-}
-
-/* Rotate one head; a norm of the head comes first where the family has one. */
-static void rotate_head(void *base, const struct step_op *op, float *head, uint64_t norm,
-                        size_t position) {
-    if (norm)
-        rmsnorm_f32(head, head, at(base, norm), op->head_dim, op->eps);
-    const float *cos_row = (const float *)at(base, op->rope) + position * op->rotary_dim;
-    rope_head((int)op->rope_layout, head, cos_row, cos_row + op->rotary_dim / 2, op->rotary_dim);
-}
-
-/* in: q rows, out: k rows, out_acts: v rows, all with in_stride; bias, up_bias: q and k norms. */
-static void run_rope_kv(void *base, const struct step_op *op, const struct step_params *step,
-                        uint32_t first, uint32_t last) {
-    const int32_t *positions = int_array(base, step->positions);
-    uint32_t heads = op->num_heads + op->num_kv_heads;
-    size_t head_bytes = op->head_dim * sizeof(float);
-    size_t block_bytes = kv_block_bytes(STORAGE_F16, op->head_dim);
-    for (uint32_t u = first; u < last; u++) {
-        uint32_t token = u / heads, head = u % heads;
-        size_t position = (size_t)positions[token], row = token * op->in_stride;
-        if (head < op->num_heads) {
-            rotate_head(base, op, at(base, op->in + row + head * head_bytes), op->bias, position);
-            continue;
-        }
-        head -= op->num_heads;
-        float *k = at(base, op->out + row + head * head_bytes);
-        const float *v = at(base, op->out_acts + row + head * head_bytes);
-        rotate_head(base, op, k, op->up_bias, position);
-        size_t block = (size_t)block_table(base, step, token)[position / KV_BLOCK_TOKENS];
-        kv_write(STORAGE_F16, at(base, op->kv + (block * op->num_kv_heads + head) * block_bytes),
-                 position % KV_BLOCK_TOKENS, k, v, op->head_dim);
-    }
-}
-
-/* Positions before the window of a token that sees num_positions. */
-static size_t hidden_positions(const struct step_op *op, size_t num_positions) {
-    return op->rows && num_positions > op->rows ? num_positions - op->rows : 0;
-}
-
-/* Tokens from `token` on, below `end`, that follow one another in one sequence and whose scores fit
- * the executor's scratch. */
-static uint32_t consecutive(void *base, const struct step_op *op, const struct step_params *step,
-                            const struct executor_record *executor, uint32_t token, uint32_t end) {
-    const int32_t *positions = int_array(base, step->positions);
-    const int32_t *tables = int_array(base, step->block_tables);
-    size_t num_positions = (size_t)positions[token] + 1;
-    num_positions -= hidden_positions(op, num_positions) & ~(size_t)(KV_BLOCK_TOKENS - 1);
-    uint32_t count = 1;
-    while (token + count < end && tables[token + count] == tables[token] &&
-           positions[token + count] == positions[token] + (int32_t)count)
-        count++;
-    while (count > 1 && sizeof(float) * attention_block_scratch(
-                            (size_t)count * op->heads_per_unit, op->head_dim,
-                            num_positions + count - 1) > executor->scratch_bytes)
-        count /= 2;
-    return count;
-}
-
-/* Heads [head, head + heads_per_unit) of consecutive tokens. */
-static void attend(void *base, const struct step_op *op, const struct step_params *step,
-                   const struct executor_record *executor, uint32_t head, uint32_t token,
-                   uint32_t count) {
-    size_t num_positions = (size_t)int_array(base, step->positions)[token] + 1;
-    size_t hidden = hidden_positions(op, num_positions), column = (size_t)head * op->head_dim;
-    const int32_t *table = block_table(base, step, token) + hidden / KV_BLOCK_TOKENS;
-    num_positions -= hidden / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
-    size_t block_bytes = kv_block_bytes(STORAGE_F16, op->head_dim);
-    size_t stride = op->num_kv_heads * block_bytes, out_stride = op->out_stride / sizeof(float);
-    const void *kv = at(base, op->kv + head / (op->num_heads / op->num_kv_heads) * block_bytes);
-    const float *q = (const float *)at(base, op->in + token * op->in_stride) + column;
-    float *out = (float *)at(base, op->out + token * op->out_stride) + column;
-    float *scratch = at(base, executor->scratch);
-    if (count == 1) { /* reads keys and values as they are stored */
-        size_t padded = (num_positions + KV_BLOCK_TOKENS - 1) & ~(size_t)(KV_BLOCK_TOKENS - 1);
-        assert(op->heads_per_unit * padded * sizeof(float) <= executor->scratch_bytes);
-        attention_heads(out, q, op->heads_per_unit, op->head_dim, kv, table, stride,
-                        hidden % KV_BLOCK_TOKENS, num_positions, op->scale, op->eps, scratch);
-    } else {
-        attention_block(out, out_stride, q, op->in_stride / sizeof(float), count,
-                        op->heads_per_unit, op->head_dim, kv, table, stride, num_positions,
-                        op->rows, op->scale, op->eps, scratch);
-    }
-    for (uint32_t t = 0; op->flags & OPF_WRITE_ACTS && t < count; t++) {
-        struct act_block *acts = at(base, op->out_acts + (token + t) * op->out_acts_stride);
-        quantize_acts(acts + column / BLOCK_COLS, out + t * out_stride,
-                      (size_t)op->heads_per_unit * op->head_dim);
-    }
-}
-
-/* The last tokens, which see the most, come first: what is left for the end is short. */
-static void run_attention(void *base, const struct step_op *op, const struct step_params *step,
-                          const struct executor_record *executor, uint32_t first, uint32_t last) {
-    uint32_t groups = op->num_heads / op->heads_per_unit, size = unit_tokens(op);
-    uint32_t blocks = token_blocks(op, step->num_tokens);
-    for (uint32_t u = first; u < last; u++) {
-        uint32_t token = (blocks - 1 - u / groups) * size;
-        uint32_t end = step->num_tokens - token < size ? step->num_tokens : token + size;
-        while (token < end) {
-            uint32_t count = consecutive(base, op, step, executor, token, end);
-            attend(base, op, step, executor, u % groups * op->heads_per_unit, token, count);
-            token += count;
-        }
-    }
-}
-
 void op_run(void *base, const struct step_op *op, const struct step_params *step,
             struct executor_record *executor, uint32_t first, uint32_t last) {
     switch (op->kind) {
@@ -356,7 +238,7 @@ void op_run(void *base, const struct step_op *op, const struct step_params *step
         run_matmul(base, op, step, first, last);
         break;
     case OP_ROPE_KV:
-        run_rope_kv(base, op, step, first, last);
+        run_rope_kv(base, op, step, executor, first, last);
         break;
     case OP_ATTENTION:
         run_attention(base, op, step, executor, first, last);

@@ -4,9 +4,8 @@
 
 #include <math.h>
 
-#include "blocks.h"
 #include "gelu.h"
-#include "numeric.h"
+#include "kv_quants.h"
 
 static void rmsnorm_scalar(float *out, const float *x, const float *w, size_t n, float eps)
 {
@@ -125,7 +124,7 @@ static void kv_write_scalar(void *kv_block, size_t slot, const float *k, const f
 }
 
 /* q (num_queries, head_dim), kv (blocks) -> out (num_queries, head_dim) */
-static void attention_heads_scalar(float *out, const float *q, size_t num_queries,
+static void attention_heads_scalar(int type, float *out, const float *q, size_t num_queries,
                                    size_t head_dim, const void *kv, const int32_t *block_table,
                                    size_t block_stride, size_t first, size_t num_positions,
                                    float scale, float cap, float *scratch)
@@ -134,10 +133,9 @@ static void attention_heads_scalar(float *out, const float *q, size_t num_querie
         for (size_t p = 0; p < num_positions; p++) {
             const char *block = (const char *)kv
                 + (size_t)block_table[p / KV_BLOCK_TOKENS] * block_stride;
-            const uint16_t *k_cols = (const uint16_t *)block + p % KV_BLOCK_TOKENS;
             float score = 0.0f;
             for (size_t d = 0; d < head_dim; d++)
-                score += q[d] * f32_of_f16(k_cols[d * KV_BLOCK_TOKENS]);
+                score += q[d] * kv_key_at(type, block, p % KV_BLOCK_TOKENS, d, head_dim);
             scratch[p] = score * scale;
         }
         if (cap > 0.0f)
@@ -150,10 +148,9 @@ static void attention_heads_scalar(float *out, const float *q, size_t num_querie
         for (size_t p = first; p < num_positions; p++) {
             const char *block = (const char *)kv
                 + (size_t)block_table[p / KV_BLOCK_TOKENS] * block_stride;
-            const uint16_t *v_row = (const uint16_t *)block
-                + head_dim * (KV_BLOCK_TOKENS + p % KV_BLOCK_TOKENS);
             for (size_t d = 0; d < head_dim; d++)
-                out[d] += scratch[p] * f32_of_f16(v_row[d]);
+                out[d] += scratch[p]
+                    * kv_value_at(type, block, p % KV_BLOCK_TOKENS, d, head_dim);
         }
         for (size_t d = 0; d < head_dim; d++)
             out[d] = out[d] / sum;
@@ -161,17 +158,17 @@ static void attention_heads_scalar(float *out, const float *q, size_t num_querie
 }
 
 /* Token by token: what blocks of tokens are equal to. */
-static void attention_block_scalar(float *out, size_t out_stride, const float *q, size_t q_stride,
-                                   size_t num_tokens, size_t num_queries, size_t head_dim,
-                                   const void *kv, const int32_t *block_table, size_t block_stride,
-                                   size_t num_positions, size_t window, float scale, float cap,
-                                   float *scratch)
+static void attention_block_scalar(int type, float *out, size_t out_stride, const float *q,
+                                   size_t q_stride, size_t num_tokens, size_t num_queries,
+                                   size_t head_dim, const void *kv, const int32_t *block_table,
+                                   size_t block_stride, size_t num_positions, size_t window,
+                                   float scale, float cap, float *scratch)
 {
     for (size_t t = 0; t < num_tokens; t++, num_positions++) {
         const size_t hidden = window && num_positions > window ? num_positions - window : 0;
         const size_t blocks = hidden / KV_BLOCK_TOKENS;
-        attention_heads_scalar(out + t * out_stride, q + t * q_stride, num_queries, head_dim, kv,
-                               block_table + blocks, block_stride, hidden % KV_BLOCK_TOKENS,
+        attention_heads_scalar(type, out + t * out_stride, q + t * q_stride, num_queries, head_dim,
+                               kv, block_table + blocks, block_stride, hidden % KV_BLOCK_TOKENS,
                                num_positions - blocks * KV_BLOCK_TOKENS, scale, cap, scratch);
     }
 }

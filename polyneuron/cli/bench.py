@@ -13,7 +13,7 @@ from polyneuron.cli import options
 from polyneuron.cli.core_options import core_settings
 from polyneuron.cli.options import ENGINE, OUTPUT, option
 from polyneuron.cli.progress import LoadProgress
-from polyneuron.config import EngineConfig, FeedForwardMode, Phase
+from polyneuron.config import EngineConfig, FeedForwardMode, KvType, Phase
 from polyneuron.cores import this_machine
 from polyneuron.errors import ConfigError
 from polyneuron.io.file_kind import is_ncf
@@ -61,6 +61,7 @@ def bench(
     memory: options.Memory = "0",
     ffn_resident: options.FfnResident = -1.0,
     mode: options.Mode = FeedForwardMode.AUTO,
+    kv_type: options.KvTypeOption = KvType.F16,
     plan: options.PlanPath = None,
     output: Annotated[
         OutputFormat, option("--output", "-o", panel=OUTPUT, text="a table or JSON")
@@ -82,7 +83,8 @@ def bench(
     path = locate_model(model)
     config = EngineConfig(
         max_sequences=1, **options.traced(trace, trace_detail),
-        npu=npu, **core_settings(model, threads, threads_batch, cpu_mask, cpu_range),
+        npu=npu, kv_type=kv_type,
+        **core_settings(model, threads, threads_batch, cpu_mask, cpu_range),
         **options.budget(memory, ffn_resident, mode, model),
     )  # fmt: skip
     if plan is not None:

@@ -15,7 +15,16 @@ from rich.text import Text
 from polyneuron.cli import options
 from polyneuron.cli.inspect_ncf import NcfInspection, inspect_ncf, ncf_tables
 from polyneuron.cli.options import option
-from polyneuron.cli.shown import amount, hyper_text, plain, result_console, shown, tokenizer_facts
+from polyneuron.cli.shown import (
+    amount,
+    hyper_text,
+    kv_bytes,
+    kv_text,
+    plain,
+    result_console,
+    shown,
+    tokenizer_facts,
+)
 from polyneuron.errors import ConfigError, FormatError
 from polyneuron.io.file_kind import is_ncf
 from polyneuron.io.ggml_types import why_unsupported
@@ -57,6 +66,8 @@ class Inspection:
     problem: str | None
     """Why this version cannot run the file; None when it can."""
     hyper_parameters: dict[str, Any] | None
+    kv_position_bytes: dict[str, int] | None
+    """Of keys and values of one position in all layers, by the type that they may be stored as."""
     tokenizer: dict[str, Any]
     tensors: tuple[TensorRow, ...]
     num_parameters: int
@@ -85,6 +96,7 @@ def inspect_file(path: Path) -> Inspection:
         name=_text(header, "general.name"),
         problem=problem,
         hyper_parameters=plain(dataclasses.asdict(spec)) if spec else None,
+        kv_position_bytes=kv_bytes(spec) if spec else None,
         tokenizer=tokenizer_facts(header.metadata),
         tensors=rows,
         num_parameters=sum(tensor.num_rows * tensor.num_cols for tensor in header.tensors),
@@ -171,6 +183,7 @@ def _summary(inspection: Inspection) -> Table:
     for key, value in (inspection.hyper_parameters or {}).items():
         if key not in ("family", "name"):
             rows.append((key, hyper_text(key, value)))
+    rows.append(("KV cache", kv_text(inspection.kv_position_bytes)))
     rows += [(f"tokenizer.{key}", value) for key, value in inspection.tokenizer.items()]
     for label, value in rows:
         table.add_row(Text(label), Text("-" if value is None else shown(value)))

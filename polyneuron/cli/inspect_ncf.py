@@ -9,7 +9,15 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from polyneuron.cli.shown import amount, hyper_text, plain, shown, tokenizer_facts
+from polyneuron.cli.shown import (
+    amount,
+    hyper_text,
+    kv_bytes,
+    kv_text,
+    plain,
+    shown,
+    tokenizer_facts,
+)
 from polyneuron.errors import FormatError
 from polyneuron.io.ncf_format import NcfSection
 from polyneuron.io.ncf_reader import NcfFile, read_ncf
@@ -59,6 +67,8 @@ class NcfInspection:
     problem: str | None
     """Why this version cannot run the file; None when it can."""
     hyper_parameters: dict[str, Any] | None
+    kv_position_bytes: dict[str, int] | None
+    """Of keys and values of one position in all layers, by the type that they may be stored as."""
     tokenizer: dict[str, Any]
     source: dict[str, Any]
     sections: tuple[SectionRow, ...]
@@ -83,6 +93,7 @@ def inspect_ncf(path: Path) -> NcfInspection:
         name=spec.name if spec else None,
         problem=problem,
         hyper_parameters=plain(dataclasses.asdict(spec)) if spec else None,
+        kv_position_bytes=kv_bytes(spec) if spec else None,
         tokenizer=tokenizer_facts(ncf.metadata),
         source=dataclasses.asdict(ncf.manifest.source),
         sections=tuple(_section_row(section) for section in ncf.sections),
@@ -141,6 +152,7 @@ def _summary(inspection: NcfInspection) -> Table:
     for key, value in (inspection.hyper_parameters or {}).items():
         if key not in ("family", "name"):
             rows.append((key, hyper_text(key, value)))
+    rows.append(("KV cache", kv_text(inspection.kv_position_bytes)))
     rows += [(f"tokenizer.{key}", value) for key, value in inspection.tokenizer.items()]
     for label, value in rows:
         table.add_row(Text(label), Text("-" if value is None else shown(value)))

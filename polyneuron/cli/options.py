@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polyneuron.config import EngineConfig, FeedForwardMode, env_name
+from polyneuron.config import EngineConfig, FeedForwardMode, KvType, env_name
 from polyneuron.cores import this_machine
 from polyneuron.errors import ConfigError
 from polyneuron.model.locate import locate_model
@@ -76,6 +76,10 @@ CpuMask = Annotated[
 CpuRange = Annotated[
     str, option("--cpu-range", "-Cr", panel=ENGINE, text="cores to use as well, as 4-7 or 0,2,4-7")
 ]
+KvTypeOption = Annotated[
+    KvType,
+    option("--kv-type", panel=ENGINE, text="keys and values are stored as: f16; q8, q4: lossy"),
+]
 Memory = Annotated[
     str, option("--memory", panel=ENGINE, text="all it may take: 3GiB, 75% of the model; 0: free")
 ]
@@ -136,6 +140,7 @@ BestOf = Annotated[
 PLANNED_FLAGS = {
     "-c": "num_ctx", "-t": "num_workers", "-tb": "num_npu_threads", "--memory": "memory_bytes",
     "--ffn-resident": "ffn_resident", "--mode": "mode", "-C or -Cr": "cores", "--npu": "npu",
+    "--kv-type": "kv_type",
 }  # fmt: skip
 
 

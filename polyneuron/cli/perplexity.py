@@ -13,8 +13,10 @@ from polyneuron.cli import options
 from polyneuron.cli.core_options import core_settings
 from polyneuron.cli.options import ENGINE, option
 from polyneuron.cli.progress import LoadProgress
-from polyneuron.config import FeedForwardMode
+from polyneuron.cli.run import kv_part
+from polyneuron.config import FeedForwardMode, KvType
 from polyneuron.errors import ConfigError
+from polyneuron.io_report import kv_rms_error
 from polyneuron.measure.perplexity import Perplexity, chunks_of, measure
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ def perplexity(
     memory: options.Memory = "0",
     ffn_resident: options.FfnResident = -1.0,
     mode: options.Mode = FeedForwardMode.AUTO,
+    kv_type: options.KvTypeOption = KvType.F16,
     as_json: options.Json = False,
 ) -> None:
     """Perplexity of a text: the second half of every chunk of one context is scored."""
@@ -52,7 +55,8 @@ def perplexity(
     logit_rows = 1 if mode is FeedForwardMode.PREDICTED else LOGIT_ROWS
     config = EngineConfig(
         num_ctx=ctx_size, max_sequences=1, max_logit_rows=logit_rows,
-        npu=npu, **core_settings(model, threads, threads_batch, cpu_mask, cpu_range),
+        npu=npu, kv_type=kv_type,
+        **core_settings(model, threads, threads_batch, cpu_mask, cpu_range),
         **options.budget(memory, ffn_resident, mode, model),
     )  # fmt: skip
     with (
@@ -63,8 +67,11 @@ def perplexity(
         for bar in (progress, converting):
             bar.stop()
         result = score_text(engine, text, chunks)
+        kv_error = kv_rms_error(engine.actors.arena, engine.layout)
+        if kv_type is not KvType.F16:
+            print(kv_part(engine), file=sys.stderr, flush=True)
     if as_json:
-        print(json.dumps(as_object(result)))
+        print(json.dumps(as_object(result) | {"kv_rms_error": kv_error}))
     else:
         error = "unknown" if result.stderr is None else f"{result.stderr:.5f}"
         print(f"Final estimate: PPL = {result.ppl:.4f} +/- {error}")

@@ -14,7 +14,7 @@ from polyneuron.cli import options
 from polyneuron.cli.core_options import core_settings
 from polyneuron.cli.options import OUTPUT, option
 from polyneuron.cli.shown import result_console
-from polyneuron.config import FeedForwardMode
+from polyneuron.config import FeedForwardMode, KvType
 from polyneuron.sizes import show_size
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def plan(
     memory: options.Memory = "0",
     ffn_resident: options.FfnResident = -1.0,
     mode: options.Mode = FeedForwardMode.AUTO,
+    kv_type: options.KvTypeOption = KvType.F16,
     ctx_size: options.CtxSize = 0,
     threads: options.Threads = 0,
     threads_batch: options.ThreadsBatch = -1,
@@ -56,7 +57,7 @@ def plan(
     source = open_source(path)
     wanted = options.budget(memory, ffn_resident, mode, model)
     wanted |= core_settings(model, threads, threads_batch, cpu_mask, cpu_range)
-    config = EngineConfig(num_ctx=ctx_size, max_sequences=1, **wanted)
+    config = EngineConfig(num_ctx=ctx_size, max_sequences=1, kv_type=kv_type, **wanted)
     config = resolve_config(config, source.spec)
     limit = config.memory_bytes or HostMemory().default_budget()
     source, budget = fit_runnable(
@@ -150,6 +151,8 @@ def as_object(budget: Budget, rate: float | None) -> dict[str, Any]:
         "num_layers": budget.num_layers,
         "num_resident_layers": budget.num_resident,
         "resident_ffn_fraction": budget.resident_ffn_fraction,
+        "kv_type": str(budget.layout.config.kv_type),
+        "kv_bytes": budget.layout.spans["kv"].num_bytes,
         "neuron_cache_bytes": budget.layout.spans["cold"].num_bytes,
         "neuron_cache_share": budget.cached_share if has_cache else None,
         "streamed_bytes_per_token": streamed,

@@ -21,8 +21,11 @@ from polyneuron.config import (
     DEFAULT_REQUESTS,
     EngineConfig,
     FeedForwardMode,
+    KvType,
 )
 from polyneuron.errors import ConfigError, DeviceError
+from polyneuron.io_report import kv_rms_error
+from polyneuron.sizes import show_size
 from polyneuron.timeline_events import TraceDetail
 
 if TYPE_CHECKING:
@@ -72,6 +75,7 @@ def run(
     memory: options.Memory = "0",
     ffn_resident: options.FfnResident = -1.0,
     mode: options.Mode = FeedForwardMode.AUTO,
+    kv_type: options.KvTypeOption = KvType.F16,
     plan: options.PlanPath = None,
     deterministic: options.Deterministic = False,
     no_display_prompt: Annotated[
@@ -91,16 +95,12 @@ def run(
         repeat_last_n=repeat_last_n, repeat_penalty=repeat_penalty, seed=seed,
         presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
     )  # fmt: skip
-    if predict < -2:
-        raise ConfigError(f"-n {predict}: give 0 or more, -1 (to the end) or -2 (fill the context)")
-    if stop and not all(stop):
-        raise ConfigError("--stop: a stop string is empty; leave it out")
-    if not 1 <= best_of <= DEFAULT_REQUESTS:
-        raise ConfigError(f"--best-of {best_of}: give 1 to {DEFAULT_REQUESTS}")
+    _check_request(predict, stop, best_of)
     output = RunOutput(as_json, not no_display_prompt and not as_json, verbose_prompt)
     config = EngineConfig(
-        num_ctx=ctx_size, deterministic=deterministic, max_sequences=best_of, npu=npu,
-        max_logit_rows=max(best_of, DEFAULT_LOGIT_ROWS), **options.traced(trace, trace_detail),
+        num_ctx=ctx_size, kv_type=kv_type, deterministic=deterministic, max_sequences=best_of,
+        npu=npu, max_logit_rows=max(best_of, DEFAULT_LOGIT_ROWS),
+        **options.traced(trace, trace_detail),
         **options.budget(memory, ffn_resident, mode, model),
         **core_settings(model, threads, threads_batch, cpu_mask, cpu_range),
     )  # fmt: skip
@@ -111,6 +111,15 @@ def run(
             engine, text, output, max_tokens=max(predict, -1), sampling=sampling,
             stop=tuple(stop or ()), ignore_eos=ignore_eos, best_of=best_of,
         )  # fmt: skip
+
+
+def _check_request(predict: int, stop: list[str] | None, best_of: int) -> None:
+    if predict < -2:
+        raise ConfigError(f"-n {predict}: give 0 or more, -1 (to the end) or -2 (fill the context)")
+    if stop and not all(stop):
+        raise ConfigError("--stop: a stop string is empty; leave it out")
+    if not 1 <= best_of <= DEFAULT_REQUESTS:
+        raise ConfigError(f"--best-of {best_of}: give 1 to {DEFAULT_REQUESTS}")
 
 
 @contextmanager
@@ -205,7 +214,16 @@ def summary_line(engine: Engine, completion: Completion) -> str:
         f"memory {memory.peak_bytes >> 20} MiB of {engine.budget.limit_bytes >> 20} "
         f"(arena {memory.arena_bytes >> 20}, Ray's daemons {memory.ray_bytes >> 20})"
     )
-    return "measured: " + " · ".join([*parts, *io_parts(completion.io)])
+    kept = [kv_part(engine)] if engine.config.kv_type is not KvType.F16 else []
+    return "measured: " + " · ".join([*parts, *kept, *io_parts(completion.io)])
+
+
+def kv_part(engine: Engine) -> str:
+    """What the KV cache takes and how far what it holds is off."""
+    size = show_size(engine.layout.spans["kv"].num_bytes)
+    error = kv_rms_error(engine.actors.arena, engine.layout)
+    off = "" if error is None else f", keys and values {error:.2%} rms off"
+    return f"KV cache {engine.config.kv_type} {size}{off}"
 
 
 def best_of_part(best_of: BestOf) -> str:
@@ -257,6 +275,8 @@ def as_object(engine: Engine, completion: Completion) -> dict[str, Any]:
             "ray_bytes": memory.ray_bytes,
             "arena_bytes": memory.arena_bytes,
             "resident_ffn_fraction": engine.budget.resident_ffn_fraction,
+            "kv_bytes": engine.layout.spans["kv"].num_bytes,
+            "kv_rms_error": kv_rms_error(engine.actors.arena, engine.layout),
         },
         "io": completion.io.as_dict(),
         "mode": engine.mode().as_dict(),

@@ -9,7 +9,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from polyneuron.config import KvType
+from polyneuron.errors import ConfigError
 from polyneuron.model.block import LLAMA
+from polyneuron.model.spec import ModelSpec
+from polyneuron.planning.attention import check_kv_type, kv_position_bytes
 
 
 def result_console(plain_width: int) -> Console:
@@ -87,3 +91,21 @@ def hyper_text(key: str, value: Any) -> object:
     """A hyper-parameter for a table: nested ones in one line."""
     texts = {"rope": rope_text, "block": block_text}
     return texts[key](value) if key in texts else value
+
+
+def kv_bytes(spec: ModelSpec) -> dict[str, int]:
+    """Bytes of one position's keys and values, by the types that this model's heads allow."""
+    found = {}
+    for kv_type in KvType:
+        try:
+            check_kv_type(spec, kv_type)
+        except ConfigError:
+            continue
+        found[str(kv_type)] = kv_position_bytes(spec, kv_type)
+    return found
+
+
+def kv_text(position_bytes: Mapping[str, int] | None) -> str:
+    """The same in one line."""
+    each = [f"{amount(num)} as {kv_type}" for kv_type, num in (position_bytes or {}).items()]
+    return f"{', '.join(each)} a position" if each else "-"

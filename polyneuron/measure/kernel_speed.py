@@ -159,8 +159,8 @@ class Reader:
         def run() -> int:
             kv = ffi.from_buffer("uint8_t[]", self._next(num_blocks * block_bytes))
             lib.attention_heads(
-                target, ask, num_queries, head_dim, kv, blocks, block_bytes, 0, positions, scale,
-                0.0, room,
+                quant.StorageType.F16, target, ask, num_queries, head_dim, kv, blocks,
+                block_bytes, 0, positions, scale, 0.0, room,
             )  # fmt: skip
             return num_blocks * block_bytes
 

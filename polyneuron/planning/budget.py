@@ -18,6 +18,7 @@ from polyneuron.io.ncf_format import Layout
 from polyneuron.io.predictor_file import PredictorFile
 from polyneuron.kernels.arena import MAX_EXECUTORS
 from polyneuron.model.spec import ModelSpec
+from polyneuron.planning.attention import check_kv_type
 from polyneuron.planning.bundles import NeuronRows, Residency, neuron_rows
 from polyneuron.planning.layout import ArenaLayout, plan_layout
 from polyneuron.planning.residency import choose_residency
@@ -55,6 +56,7 @@ def resolve_config(
             f"-c {config.num_ctx}: the model was trained for {spec.context_length} positions; "
             f"give at most that"
         )
+    check_kv_type(spec, config.kv_type)
     workers = config.num_workers or min(cores.num_workers(config.cores), MAX_EXECUTORS // 2)
     automatic = max(0, min(workers, MAX_EXECUTORS - workers))
     npu_threads = check_threads(config.npu, config.num_npu_threads, automatic)
@@ -225,7 +227,7 @@ class Budget:
             (self._hot_row(), spans["hot"].num_bytes),
             *(cold if self.cold_slots else []),
             ("stage buffers for streamed layers", spans["stage"].num_bytes),
-            ("KV cache", spans["kv"].num_bytes),
+            (f"KV cache ({self.layout.config.kv_type})", spans["kv"].num_bytes),
             ("activations, step boards, mailboxes, scratch", others),
             ("Ray and Python (measured once running)", self.private_bytes),
             ("headroom", self.limit_bytes - self.total_bytes),

@@ -15,7 +15,7 @@ from polyneuron.io.ncf_format import Layout, NcfManifest, NcfSection, round_up
 from polyneuron.io.predictor_file import PredictorFile
 from polyneuron.kernels.arena import board_bytes, neuron_reads_bytes, routes_bytes
 from polyneuron.kernels.neuron_cache import neuron_cache_bytes
-from polyneuron.kernels.quant import KV_BLOCK_TOKENS, TILE_ROWS, StorageType, kv_block_bytes
+from polyneuron.kernels.quant import KV_BLOCK_TOKENS, TILE_ROWS, StorageType
 from polyneuron.kernels.trace import trace_ring_bytes
 from polyneuron.model.block import Residual
 from polyneuron.model.spec import ModelSpec
@@ -364,7 +364,7 @@ def plan_layout(
     mailbox = MAILBOX_HEAD_BYTES + 4 * config.num_ctx
     allocator.region("mailbox", [(str(i), mailbox) for i in range(config.max_requests)])
     num_blocks = config.max_sequences * -(-config.num_ctx // KV_BLOCK_TOKENS)
-    layer_bytes = num_blocks * spec.num_kv_heads * kv_block_bytes(spec.head_dim)
+    layer_bytes = num_blocks * attention.kv_layer_block_bytes(spec, config.kv_type)
     allocator.region("kv", [("blocks", spec.num_layers * layer_bytes)])
     rope_bytes = 4 * config.num_ctx * spec.rope.rotary_dim
     local_bytes = rope_bytes if spec.local_rope else 0

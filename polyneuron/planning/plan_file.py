@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from polyneuron.backends.spec import FORMS, BackendKind, parse_npu
-from polyneuron.config import MAX_QUEUE_DEPTH, MAX_SPARSE_TOKENS, FeedForwardMode
+from polyneuron.config import MAX_QUEUE_DEPTH, MAX_SPARSE_TOKENS, FeedForwardMode, KvType
 from polyneuron.errors import ConfigError
 from polyneuron.io.content_key import content_key
 from polyneuron.io.predictor_file import model_key
@@ -58,6 +58,8 @@ class PlanFile:
     """Those of CORE_LISTS that the file names: on most machines neither."""
     variants: Mapping[str, bool] = field(default_factory=dict)
     """Those of VARIANTS that the file names: ways to run that a plan never chooses."""
+    kv_type: KvType | None = None
+    """What keys and values are stored as, where the file names it."""
     npu: str | None = None
     """Who computes prompts, where the file names it, as `--npu` does."""
     sparse_prompt_tokens: int | None = None
@@ -78,6 +80,7 @@ class PlanFile:
             "sparse_prompt_tokens": self.sparse_prompt_tokens,
             **self.cores,
             **self.variants,
+            **({} if self.kv_type is None else {"kv_type": self.kv_type}),
             **self._npu(),
         }
 
@@ -115,6 +118,7 @@ def plan_file(plan: Plan, source: ModelSource, num_ctx: int) -> PlanFile:
         {batch: choice.hot_clusters for batch, choice in plan.by_batch.items()},
         {key: cores for key in CORE_LISTS if (cores := getattr(config, key))},
         sparse_prompt_tokens=config.sparse_prompt_tokens,
+        kv_type=config.kv_type,
     )  # fmt: skip
 
 
@@ -142,6 +146,7 @@ def plan_text(plan: Plan, file: PlanFile) -> str:
         f"budget = {_quoted(budget)}  # all that the product may take; bytes, or as 3GiB",
         f"ffn_resident = {file.ffn_resident}  # at most this share of the feed forward stays",
         f"context = {file.num_ctx}  # positions",
+        f"kv_type = {_quoted(str(file.kv_type or KvType.F16))}  # of keys and values: f16, q8, q4",
         "",
         "[engine]",
         f"mode = {_quoted(str(file.mode))}  # dense, exact or predicted",
@@ -201,6 +206,7 @@ def read_plan(path: Path) -> PlanFile:
         memory_bytes=memory.size("budget"),
         ffn_resident=memory.share("ffn_resident"),
         num_ctx=memory.whole("context", 1, 1 << 30),
+        kv_type=memory.kv_type("kv_type") if memory.has("kv_type") else None,
         mode=engine.mode("mode"),
         num_workers=engine.whole("workers", 1, MAX_EXECUTORS),
         num_npu_threads=engine.whole("npu_threads", 0, MAX_EXECUTORS),
@@ -288,6 +294,10 @@ class _Table:
         names = [str(mode) for mode in FeedForwardMode if mode is not FeedForwardMode.AUTO]
         cure = f"give one of {', '.join(names)}"
         return FeedForwardMode(self._take(key, cure, lambda v: isinstance(v, str) and v in names))
+
+    def kv_type(self, key: str) -> KvType:
+        cure = f"give one of {', '.join(KvType)}"
+        return KvType(self._take(key, cure, lambda v: isinstance(v, str) and v in list(KvType)))
 
     def npu(self, key: str) -> str:
         text = self.text(key)

@@ -17,7 +17,7 @@ from polyneuron.io.predictor_file import PredictorFile, PredictorInput
 from polyneuron.kernels.arena import Arena, OpFlag, OpKind, Unit
 from polyneuron.model.block import NormKind, Residual
 from polyneuron.model.spec import ModelSpec, TensorMap, tensor_map
-from polyneuron.planning.attention import prompt_tokens
+from polyneuron.planning.attention import kv_storage, prompt_tokens
 from polyneuron.planning.expert_program import add_early_router, add_expert_feed_forward
 from polyneuron.planning.layout import ArenaLayout, WeightPlace
 from polyneuron.planning.predict_program import add_predictor, predictor_readers
@@ -230,7 +230,7 @@ class Compiler:
         heads: dict[str, Any] = {
             "layer": layer, "kv": kv, "in_": q, "in_stride": layout.strides["qkv"],
             "num_heads": spec.num_heads, "num_kv_heads": spec.num_kv_heads,
-            "head_dim": spec.head_dim,
+            "head_dim": spec.head_dim, "weight_type": int(kv_storage(layout.config.kv_type)),
         }  # fmt: skip
         norms = [self.vector(f"{prefix}attn_{part}_norm.weight") for part in "qk"]
         if spec.is_qk_norm_wide:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
-import mmap
 import os
 import shutil
 import signal
@@ -17,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from polyneuron import Engine
 from polyneuron.config import FeedForwardMode
 from polyneuron.errors import ConfigError, EngineError
 from polyneuron.io.ncf_format import Layout
@@ -25,7 +22,7 @@ from polyneuron.io.ncf_reader import read_ncf
 from polyneuron.measure.memory_cgroup import MemoryCgroup, memory_cgroup
 from polyneuron.model.convert import convert
 from polyneuron.model.locate import locate_model
-from tests.support.engines import GREEDY, MODEL, PROMPT, open_engine, write_model
+from tests.support.engines import GREEDY, MODEL, PROMPT, held_bytes, open_engine, write_model
 from tests.support.tiny_gguf import write_tiny_gguf
 
 pytestmark = pytest.mark.ray
@@ -60,19 +57,6 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     gguf = write_tiny_gguf(folder / "sparse.gguf", model)
     convert(gguf, folder / "sparse.ncf", layout=Layout.BUNDLES)
     return folder / "sparse.ncf"
-
-
-def slots_in_memory(engine: Engine) -> int:
-    """Bytes of the neuron cache's slots that the system holds pages for, whoever touched them."""
-    span, page = engine.layout.spans["cold"], mmap.PAGESIZE
-    address = engine.actors.arena.address + span.offset
-    count = span.num_bytes // page
-    held = (ctypes.c_ubyte * count)()
-    status = ctypes.CDLL(None).mincore(
-        ctypes.c_void_p(address), ctypes.c_size_t(count * page), held
-    )
-    assert status == 0
-    return page * sum(entry & 1 for entry in held)
 
 
 class TestStreaming:
@@ -111,12 +95,12 @@ class TestStreaming:
             least = engine.layout.bundles.rows.num_neurons if engine.layout.bundles else 0
             spare = (engine.budget.cold_slots - least) * slot_bytes
             at_first = engine.budget.limit_bytes
-            before = slots_in_memory(engine)
+            before = held_bytes(engine, "cold")
             generation = engine.stream(PROMPT, max_tokens=24, sampling=GREEDY, ignore_eos=True)
             for index, _ in enumerate(generation):
                 if index == 4:
                     engine.change_memory(at_first - spare)
-                    assert before - slots_in_memory(engine) > spare // 2
+                    assert before - held_bytes(engine, "cold") > spare // 2
                 if index == 12:
                     engine.change_memory(at_first)
             assert generation.completion.logits_sha256 == whole.logits_sha256

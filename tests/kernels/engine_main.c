@@ -111,6 +111,7 @@ static void set_heads(struct step_op *op, const struct buffers *buffers, uint64_
     op->heads_per_unit = HEADS_PER_UNIT;
     op->rope = buffers->rope;
     op->kv = kv;
+    op->weight_type = STORAGE_F16; /* of keys and values */
     op->scale = 0.25f;
     op->in = buffers->qkv;
     op->in_stride = QKV_ROWS * sizeof(float);

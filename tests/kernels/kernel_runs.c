@@ -171,22 +171,24 @@ static void run_floats(size_t n)
 }
 
 /* The last tokens, up to eleven of them, at once and one by one: the same bits. */
-static void run_attention_block(size_t head_dim, size_t num_queries, size_t num_positions,
-                                size_t window, float cap, const uint8_t *kv, const int32_t *table)
+static void run_attention_block(int type, size_t head_dim, size_t num_queries,
+                                size_t num_positions, size_t window, float cap,
+                                const uint8_t *kv, const int32_t *table)
 {
     const size_t num_tokens = num_positions < 11 ? num_positions : 11;
     const size_t first = num_positions + 1 - num_tokens, token_floats = num_queries * head_dim;
-    const size_t stride = kv_block_bytes(STORAGE_F16, head_dim), rows = num_tokens * num_queries;
+    const size_t stride = kv_block_bytes(type, head_dim), rows = num_tokens * num_queries;
     float *q = floats(num_tokens * token_floats);
     float *out = heap(num_tokens * token_floats * sizeof *out);
     float *alone = heap(token_floats * sizeof *alone);
     float *scratch = heap(attention_block_scratch(rows, head_dim, num_positions) * sizeof *scratch);
-    attention_block(out, token_floats, q, token_floats, num_tokens, num_queries, head_dim, kv,
-                    table, stride, first, window, 0.125f, cap, scratch);
+    attention_block(type, out, token_floats, q, token_floats, num_tokens, num_queries, head_dim,
+                    kv, table, stride, first, window, 0.125f, cap, scratch);
     for (size_t t = 0; t < num_tokens; t++) {
         const size_t seen = first + t, hidden = window && seen > window ? seen - window : 0;
-        attention_heads(alone, q + t * token_floats, num_queries, head_dim, kv, table + hidden / 32,
-                        stride, hidden % 32, seen - hidden / 32 * 32, 0.125f, cap, scratch);
+        attention_heads(type, alone, q + t * token_floats, num_queries, head_dim, kv,
+                        table + hidden / 32, stride, hidden % 32, seen - hidden / 32 * 32, 0.125f,
+                        cap, scratch);
         must(memcmp(alone, out + t * token_floats, token_floats * sizeof *out) == 0,
              "tokens together as one by one");
     }
@@ -196,10 +198,10 @@ static void run_attention_block(size_t head_dim, size_t num_queries, size_t num_
     free(q);
 }
 
-static void run_attention(size_t head_dim, size_t num_queries, size_t num_positions)
+static void run_attention(int type, size_t head_dim, size_t num_queries, size_t num_positions)
 {
     const size_t num_blocks = (num_positions + 31) / 32;
-    const size_t stride = kv_block_bytes(STORAGE_F16, head_dim);
+    const size_t stride = kv_block_bytes(type, head_dim);
     uint8_t *kv = heap(num_blocks * stride);
     memset(kv, 0, num_blocks * stride);
     int32_t *table = heap(num_blocks * sizeof *table);
@@ -207,23 +209,23 @@ static void run_attention(size_t head_dim, size_t num_queries, size_t num_positi
         table[b] = (int32_t)(num_blocks - 1 - b);
     for (size_t p = 0; p < num_positions; p++) {
         float *k = floats(head_dim), *v = floats(head_dim);
-        kv_write(STORAGE_F16, kv + (size_t)table[p / 32] * stride, p % 32, k, v, head_dim);
+        kv_write(type, kv + (size_t)table[p / 32] * stride, p % 32, k, v, head_dim);
         free(k);
         free(v);
     }
     float *q = floats(num_queries * head_dim);
     float *out = heap(num_queries * head_dim * sizeof *out);
     float *scratch = heap(num_queries * num_blocks * 32 * sizeof *scratch);
-    attention_heads(out, q, num_queries, head_dim, kv, table, stride, 0, num_positions, 0.125f,
-                    0.0f, scratch);
+    attention_heads(type, out, q, num_queries, head_dim, kv, table, stride, 0, num_positions,
+                    0.125f, 0.0f, scratch);
     take_result("attention_heads", out, num_queries * head_dim * sizeof *out);
     out = heap(num_queries * head_dim * sizeof *out);
-    attention_heads(out, q, num_queries, head_dim, kv, table, stride,
+    attention_heads(type, out, q, num_queries, head_dim, kv, table, stride,
                     num_positions < 30 ? num_positions - 1 : 29, num_positions, 0.125f, 0.5f,
                     scratch);
     take_result("attention_heads", out, num_queries * head_dim * sizeof *out);
-    run_attention_block(head_dim, num_queries, num_positions, 0, 0.0f, kv, table);
-    run_attention_block(head_dim, num_queries, num_positions, 5, 0.5f, kv, table);
+    run_attention_block(type, head_dim, num_queries, num_positions, 0, 0.0f, kv, table);
+    run_attention_block(type, head_dim, num_queries, num_positions, 5, 0.5f, kv, table);
     take_result("kv_write", kv, num_blocks * stride);
     free(scratch);
     free(q);
@@ -334,7 +336,12 @@ void run_all_kernels(void)
         run_floats(lengths[i]);
     for (size_t i = 0; i < sizeof head_dims / sizeof head_dims[0]; i++)
         for (size_t j = 0; j < sizeof positions / sizeof positions[0]; j++)
-            run_attention(head_dims[i], 1 + (i + j) % 9, positions[j]);
+            run_attention(STORAGE_F16, head_dims[i], 1 + (i + j) % 9, positions[j]);
+    for (size_t i = 32; i <= 160; i += 32)
+        for (size_t j = 0; j < sizeof positions / sizeof positions[0]; j++) {
+            run_attention(STORAGE_Q8, i, 1 + (i + j) % 9, positions[j]);
+            run_attention(STORAGE_Q4, i, 1 + (i + j) % 9, positions[j]);
+        }
     run_packing();
     for (size_t i = 1; i <= 5; i++)
         run_random_rows(i, 4 * i - 3);

@@ -95,3 +95,78 @@ def test_other_types_and_dims_are_refused() -> None:
         quant.kv_block_bytes(64, StorageType.Q4M)
     with pytest.raises(ValueError, match="cols: 80 with q8, needs a positive multiple of 32"):
         quant.kv_block_bytes(80, StorageType.Q8)
+
+
+@pytest.mark.parametrize("storage", QUANTISED, ids=name_of)
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 160, 256])
+@pytest.mark.parametrize("num_positions", [1, 33, 70])
+def test_attention_equals_reference(
+    isa: str, storage: StorageType, head_dim: int, num_positions: int
+) -> None:
+    keys, values = normal(11, num_positions, head_dim), normal(12, num_positions, head_dim)
+    kv, table = cache_of(storage, keys, values)
+    for num_queries in (1, 2, 3, 4, 5, 9):
+        q = normal(num_queries, num_queries, head_dim)
+        out = gemv.attention_heads(q, kv, table, num_positions, 0.125, storage_type=storage)
+        assert_same_bits(
+            out, reference.attention_heads(q, keys, values, 0.125, storage_type=storage)
+        )
+
+
+@pytest.mark.parametrize("storage", QUANTISED, ids=name_of)
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
+@pytest.mark.parametrize(("first", "num_tokens"), [(1, 70), (31, 3), (60, 37)])
+def test_a_block_of_tokens_equals_them_one_by_one(
+    isa: str, storage: StorageType, head_dim: int, first: int, num_tokens: int
+) -> None:
+    last = first + num_tokens - 1
+    kv, table = cache_of(storage, normal(13, last, head_dim), normal(14, last, head_dim))
+    for num_queries in (1, 3, 5):
+        q = normal(num_queries, num_tokens, num_queries, head_dim)
+        out = gemv.attention_block(q, kv, table, first, 0.125, storage_type=storage)
+        for t in range(num_tokens):
+            alone = gemv.attention_heads(q[t], kv, table, first + t, 0.125, storage_type=storage)
+            assert_same_bits(out[t], alone)
+
+
+def cache_of(storage: StorageType, keys: F32, values: F32) -> tuple[np.ndarray, np.ndarray]:
+    """Blocks that hold keys and values (num_positions, head_dim), and their table."""
+    num_blocks = -(-len(keys) // quant.KV_BLOCK_TOKENS)
+    kv = np.full((num_blocks, quant.kv_block_bytes(keys.shape[1], storage)), 0xFF, np.uint8)
+    table = np.arange(num_blocks, dtype=np.int32)[::-1].copy()
+    for p, (k, v) in enumerate(zip(keys, values, strict=True)):
+        block = kv[table[p // quant.KV_BLOCK_TOKENS]]
+        gemv.kv_write(block, p % quant.KV_BLOCK_TOKENS, k, v, storage)
+    return kv, table
+
+
+class TestSpread:
+    @pytest.mark.parametrize("n", [32, 64, 96, 128, 160, 256])
+    def test_equals_reference(self, n: int) -> None:
+        x = 5 * normal(15, n)
+        assert_same_bits(gemv.spread_values(x, 0.25), reference.spread_values(x, 0.25))
+
+    @pytest.mark.parametrize("n", [64, 96])
+    def test_products_are_kept(self, n: int) -> None:
+        q, k, size = normal(16, n), normal(17, n), n & -n
+        spread = gemv.spread_values(q, 1.0) @ gemv.spread_values(k, 1.0 / size)
+        assert np.isclose(spread, q @ k, rtol=1e-5)
+        there_and_back = gemv.spread_values(gemv.spread_values(k, 1.0 / size), 1.0)
+        assert np.allclose(there_and_back, k, atol=1e-6)
+
+    @pytest.mark.parametrize("storage", QUANTISED, ids=name_of)
+    def test_small_values_beside_large_ones_are_kept(self, storage: StorageType) -> None:
+        """Keys have a few dimensions ten times as large as the others, which take all quants."""
+        k = normal(18, 64)
+        k[[3, 40]] *= 20
+        block = np.zeros(quant.kv_block_bytes(64, storage), np.uint8)
+        small = np.delete(np.arange(64), [3, 40])
+
+        def error_of(stored: F32, back: float) -> float:
+            gemv.kv_write(block, 0, stored, stored, storage)
+            found = gemv.kv_read(block, 0, 64, storage)[0]
+            found = gemv.spread_values(found, back) if back else found
+            return float(np.square(found - k)[small].mean())
+
+        spread = gemv.spread_values(k, 1 / 64)
+        assert error_of(spread, 1.0) < 0.8 * error_of(k, 0.0)

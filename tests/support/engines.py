@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -28,3 +30,16 @@ def write_model(folder: Path) -> Path:
 def open_engine(path: Path, **settings: Any) -> Engine:
     """An open engine; `settings` are fields of EngineConfig beside those of CONFIG."""
     return Engine(str(path), CONFIG, **settings)
+
+
+def held_bytes(engine: Engine, region: str) -> int:
+    """Bytes of a region of the arena that the system holds pages for, whoever touched them."""
+    span, page = engine.layout.spans[region], mmap.PAGESIZE
+    address = engine.actors.arena.address + span.offset
+    count = span.num_bytes // page
+    held = (ctypes.c_ubyte * count)()
+    status = ctypes.CDLL(None).mincore(
+        ctypes.c_void_p(address), ctypes.c_size_t(count * page), held
+    )
+    assert status == 0
+    return page * sum(entry & 1 for entry in held)

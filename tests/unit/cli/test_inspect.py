@@ -36,6 +36,24 @@ def test_json_describes_model_and_tensors(
     assert found["stored_bytes"] == sum(row["stored_bytes"] for row in rows.values())
 
 
+def test_keys_and_values_of_a_position(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By type; heads that fill no blocks of 32 have f16 only."""
+    wide = write_tiny_gguf(tmp_path / "wide.gguf", TinyModel(head_dim=32, num_kv_heads=2))
+    inspect(str(wide), as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    layers = found["hyper_parameters"]["num_layers"]
+    assert found["kv_position_bytes"] == {
+        "f16": 256 * layers,
+        "q8": 136 * layers,
+        "q4": 72 * layers,
+    }
+    inspect(str(wide))
+    assert "as f16, " in capsys.readouterr().out
+    odd = write_tiny_gguf(tmp_path / "odd.gguf", TinyModel(head_dim=16))
+    inspect(str(odd), as_json=True)
+    assert list(json.loads(capsys.readouterr().out)["kv_position_bytes"]) == ["f16"]
+
+
 def test_table_shows_every_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", TinyModel(tensor_type="Q4_0"))
     inspect(str(path), as_json=False)

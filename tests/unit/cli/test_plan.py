@@ -55,6 +55,29 @@ class TestPlan:
         assert found["bytes_per_token"] > 0
         assert sum(row["bytes"] for row in found["rows"]) == found["budget_bytes"] == 2 << 30
 
+    def test_kv_type_halves_what_contexts_take(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        model = TinyModel(head_dim=32, context_length=4096)
+        gguf = write_tiny_gguf(tmp_path / "heads.gguf", model)
+        words = ("-m", gguf, "-c", "4096")
+        found = {
+            kv_type: as_json(capsys, *words, "--kv-type", kv_type)
+            for kv_type in ("f16", "q8", "q4")
+        }
+        assert {name: each["kv_type"] for name, each in found.items()} == {k: k for k in found}
+        sizes = [each["kv_bytes"] for each in found.values()]
+        assert [round(size / sizes[0], 2) for size in sizes] == [1.0, 0.53, 0.28]
+        for name, each in found.items():
+            rows = {row["what"]: row["bytes"] for row in each["rows"]}
+            assert rows[f"KV cache ({name})"] == each["kv_bytes"]
+
+    def test_kv_type_of_odd_heads_is_refused(
+        self, gguf: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert plan("-m", gguf, "--kv-type", "q8") == 2
+        assert "--kv-type q8: this model's heads have 16 values" in capsys.readouterr().err
+
     def test_neuron_cache_has_its_row_and_its_reads(
         self, relu: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

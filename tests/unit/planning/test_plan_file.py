@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyneuron.config import EngineConfig, FeedForwardMode
+from polyneuron.config import EngineConfig, FeedForwardMode, KvType
 from polyneuron.errors import ConfigError
 from polyneuron.planning.plan_file import check_plan, plan_file, plan_text, read_plan
 from polyneuron.planning.planner import Plan
@@ -94,6 +94,14 @@ class TestWritten:
         path.write_text(path.read_text().replace("sparse_prompt_tokens = 0", ""))
         assert EngineConfig(**read_plan(path).settings()).sparse_tokens == 4  # max_sequences
 
+    def test_keys_and_values_may_be_smaller(self, path: Path) -> None:
+        whole = path.read_text()
+        path.write_text(whole.replace('kv_type = "f16"', 'kv_type = "q8"'))
+        assert EngineConfig(**read_plan(path).settings()).kv_type is KvType.Q8
+        lines = [line for line in whole.splitlines() if not line.startswith("kv_type")]
+        path.write_text("\n".join(lines))
+        assert "kv_type" not in read_plan(path).settings()  # a file from before it had one
+
     def test_sizes_may_be_written_out(self, path: Path) -> None:
         path.write_text(path.read_text().replace('"3600MiB"', '"3GiB"'))
         assert read_plan(path).memory_bytes == 3 << 30
@@ -119,6 +127,8 @@ class TestEdited:
             ('"3600MiB"', '"much"', "memory.budget is 'much'; give bytes"),
             ('"3600MiB"', "true", "memory.budget is 'True'; give bytes"),
             ("ffn_resident = 1.0", "ffn_resident = 2", "memory.ffn_resident is '2'; give a number"),
+            ('kv_type = "f16"', 'kv_type = "q5"', "memory.kv_type is 'q5'; give one of f16, q8"),
+            ('kv_type = "f16"', "kv_type = 8", "memory.kv_type is '8'; give one of f16, q8, q4"),
             ("[memory]", "[memories]", "memory is missing; write a table"),
             ("1 = 0", "many = 0", "hot_clusters.many is no number of sequences"),
             ("1 = 0", "1 = -1", "hot_clusters.1 is '-1'; give a whole number"),
