@@ -26,11 +26,13 @@ from polyneuron.io.ncf_format import NcfSection
 from polyneuron.io.neuron_reader import NeuronReader, open_neuron_device
 from polyneuron.io.weight_reader import ReadReport
 from polyneuron.kernels import isa
-from polyneuron.kernels.arena import Arena, ServeStatus, Unit
+from polyneuron.kernels.arena import Arena, ServeStatus, Unit, prefer_short_slices
 from polyneuron.kernels.backend_calls import BackendCalls
 from polyneuron.planning.layout import ArenaLayout
 
 SERVE_SLICE_NS = 1_000_000_000
+READER_SLICE_NS = 100_000
+"""The least there is: workers keep every core busy, and a read that begins late ends late."""
 
 
 def attach_arena(refs: list[Any]) -> Arena:
@@ -190,6 +192,7 @@ class IoShell:
         what the loads of prompts are made up of.
         """
         keep_to(self._cores)
+        prefer_short_slices(READER_SLICE_NS)
         with open_device(self._path) as file:
             device = faults.wrap(file, MonotonicClock())
             LayerReader(device, self._arena, offset, schedules, trace, experts).run()
@@ -204,6 +207,7 @@ class IoShell:
         `queue_depth` reads are under way.
         """
         keep_to(self._cores)
+        prefer_short_slices(READER_SLICE_NS)
         options = DeviceOptions(queue_depth, max(queue_depth, DeviceOptions().max_requests))
         place = (self._path, self._arena, offset)
         with open_neuron_device(*place, options, registered_slots=num_slots) as file:

@@ -137,6 +137,14 @@ def monotonic_ns() -> int:
     return int(lib.monotonic_ns())
 
 
+def prefer_short_slices(slice_ns: int) -> bool:
+    """Have this thread run soon after it wakes, where the scheduler knows slices (Linux 6.12).
+
+    Returns whether the kernel took the wish; nothing depends on it but when reads begin.
+    """
+    return int(lib.prefer_short_slices(slice_ns)) == 0
+
+
 class Arena:
     """One arena mapped in this process; `keep` is whatever must live as long as the mapping."""
 

@@ -330,3 +330,6 @@ void layer_stream_fail(void *base, uint64_t offset, uint32_t error);
 uint32_t word_wait(void *word, uint32_t expected, int64_t timeout_ns);
 void word_store_wake(void *word, uint32_t value);
 uint64_t monotonic_ns(void);
+/* Ask that this thread runs soon after it wakes, at the cost of being interrupted sooner: the time
+ * slice that the fair scheduler (Linux 6.12 on) plans for it; others ignore it. 0 or an errno. */
+int32_t prefer_short_slices(uint64_t slice_ns);

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -38,6 +39,24 @@ uint32_t word_wait(void *word, uint32_t expected, int64_t timeout_ns) {
         value = __atomic_load_n((uint32_t *)word, __ATOMIC_ACQUIRE);
     }
     return value;
+}
+
+/* As <linux/sched/types.h> has it, whose other names clash with those of <sched.h>. */
+struct sched_attr_of_normal {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t runtime_ns, deadline_ns, period_ns;
+};
+
+int32_t prefer_short_slices(uint64_t slice_ns) {
+    struct sched_attr_of_normal attr = {.size = sizeof attr, .runtime_ns = slice_ns};
+    errno = 0;
+    attr.nice = getpriority(PRIO_PROCESS, 0);
+    if (errno)
+        return errno;
+    return syscall(SYS_sched_setattr, 0, &attr, 0) ? errno : 0;
 }
 
 void word_store_wake(void *word, uint32_t value) {
