@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyneuron.errors import ConfigError
-from polyneuron.io.predictor_file import model_key
-from polyneuron.io.profile_file import Profile, profile_path, read_profile
+from polyneuron.io.profile_file import Profile
 from polyneuron.kernels.simulation import LawTables
 from polyneuron.planning.known_model import known_hotness, known_predictor, ordered_by
 from polyneuron.planning.source import ModelSource
@@ -78,11 +77,7 @@ def counted_activity(source: ModelSource, *, is_predicted: bool) -> CountedActiv
     Without a profile a law is supposed (docs/SYNTH.md). Raises ConfigError for predictors that are
     missing or another model's, FormatError for damaged files.
     """
-    layers, neurons = source.spec.num_layers, source.spec.d_ff
-    path = profile_path(source.path)
-    profile = (
-        read_profile(path, model_key(source.manifest), layers, neurons) if path.exists() else None
-    )
+    layers, neurons, profile = source.spec.num_layers, source.spec.d_ff, source.profile()
     gate, rates = 1.0, _gated(source, profile)
     if is_predicted:
         file, hotness = source.predictors(), known_hotness(source, neurons)

@@ -23,6 +23,7 @@ from polyneuron.planning.cost_model import (
     StepCost,
     balanced,
     moved_bytes,
+    shared,
 )
 from polyneuron.planning.device import DeviceProfile, Kernel
 from polyneuron.planning.hotness import Hotness
@@ -230,8 +231,8 @@ class MeasuredCosts(StepCosts):
         reads = self.model.device.layer_reads()
         each = streamed * work.layer_bytes / reads.read_bytes
         cores = self.model.device.num_cores
-        shared = (knobs.workers * ns + each * reads.cpu_ns) / max(knobs.workers, cores)
-        return round(max(ns, shared, each * 1e9 / reads.reads_per_s * self.now.flash))
+        computed = shared(ns, each * reads.cpu_ns, knobs.workers, cores)
+        return round(max(computed, each * 1e9 / reads.reads_per_s * self.now.flash))
 
     def dense_step(self, kv_tokens: int) -> StepCost:
         """A step that computes every neuron."""

@@ -13,10 +13,8 @@ from polyneuron.io.ncf_format import Layout
 from polyneuron.io.predictor_file import (
     PredictorFile,
     PredictorInput,
-    model_key,
     predictor_path,
 )
-from polyneuron.io.profile_file import profile_path, read_profile
 from polyneuron.planning.bundles import neuron_rows
 from polyneuron.planning.cost_model import CostModel, PredictorWork
 from polyneuron.planning.device import DeviceProfile
@@ -49,11 +47,9 @@ def known_hotness(source: ModelSource, num_neurons: int, chosen: float = 1.0) ->
     `chosen`: of the neurons, those of a token's experts.
     Raises ConfigError when the profile is another model's, FormatError when it is damaged.
     """
-    path = profile_path(source.path)
-    if not path.exists():
+    profile = source.profile()
+    if profile is None:
         return Hotness.supposed(num_neurons, 1.0 - chosen * (1.0 - DEFAULT_SPARSITY))
-    key = model_key(source.manifest)
-    profile = read_profile(path, key, source.spec.num_layers, num_neurons)
     gated = np.stack([layer.gated[0] for layer in profile.layers])
     active = sum(int(layer.active[0].sum()) for layer in profile.layers)
     return Hotness.counted(gated, profile.num_tokens, active / max(1, int(gated.sum())))

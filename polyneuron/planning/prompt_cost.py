@@ -11,7 +11,15 @@ from dataclasses import dataclass
 
 from polyneuron.config import MAX_SPARSE_TOKENS
 from polyneuron.planning.bundles import PIECE_BYTES
-from polyneuron.planning.cost_model import DENSE, IN_ORDER, CostModel, Knobs, balanced, shared
+from polyneuron.planning.cost_model import (
+    DENSE,
+    IN_ORDER,
+    CostModel,
+    Knobs,
+    Prices,
+    balanced,
+    shared,
+)
 from polyneuron.planning.device import Kernel
 from polyneuron.planning.work import RowWork
 
@@ -36,7 +44,7 @@ class PromptCost:
         """By the prefill program. Its first piece is waited for: nothing is read ahead of it."""
         work, knobs, device = self.model.work, self.knobs, self.model.device
         prices = self.model.prices(knobs, tokens)
-        layer_ns = prices.attention_ns + self._feed_forward_ns(tokens)
+        layer_ns = prices.attention_ns + self._feed_forward_ns(prices, tokens)
         compute_ns = balanced(work.num_layers * layer_ns + prices.head_ns, knobs.workers)
         compute_ns += prices.outside_ns + work.num_layers * prices.handoffs_ns
         compute_ns += work.num_layers * prices.position_ns * self.model.positions * tokens
@@ -49,9 +57,9 @@ class PromptCost:
         first_ns = min(PIECE_BYTES, self.stream_bytes) * 1e9 / rate
         return first_ns + max(computed_ns, self.stream_bytes * 1e9 / rate)
 
-    def _feed_forward_ns(self, tokens: int) -> float:
+    def _feed_forward_ns(self, prices: Prices, tokens: int) -> float:
         """One layer's kernels, without the wait for whoever has claimed last."""
-        rows, prices = self.model.work.rows, self.model.prices(self.knobs, tokens)
+        rows = self.model.work.rows
         if rows is None:
             return prices.feed_forward_ns
         down_ns = tokens * self._added(rows) * prices.down_ns / IN_ORDER

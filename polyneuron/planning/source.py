@@ -22,7 +22,7 @@ from polyneuron.io.predictor_file import (
     predictor_path,
     read_predictors,
 )
-from polyneuron.io.profile_file import ActivationBounds, profile_path, read_profile
+from polyneuron.io.profile_file import ActivationBounds, Profile, profile_path, read_profile
 from polyneuron.io.section_reader import SectionRead
 from polyneuron.io.weight_reader import WeightRead
 from polyneuron.model.architecture import describe
@@ -117,17 +117,22 @@ class ModelSource:
         """The predictors beside the file; ConfigError with the cure when there are none for it."""
         return _predictors_of(self)
 
+    def profile(self) -> Profile | None:
+        """What was counted of the model, beside the file; None where nothing was.
+
+        Raises ConfigError when it is another model's, FormatError when it is damaged.
+        """
+        path = profile_path(self.path)
+        return _profile_of(self, path.stat().st_mtime_ns) if path.exists() else None
+
     def bounds(self) -> ActivationBounds:
         """Those in the profile beside the file; ConfigError with the cure when there are none."""
-        path, rows = profile_path(self.path), neuron_rows(self.manifest)
-        found = None
-        if path.exists():
-            key = model_key(self.manifest)
-            found = read_profile(path, key, self.spec.num_layers, rows.num_neurons).bounds
+        profile = self.profile()
+        found = profile.bounds if profile else None
         if found is None:
             raise ConfigError(
-                f"--mode threshold: no bounds at {path}; make them with polyneuron profile "
-                f"--threshold, or use --mode dense"
+                f"--mode threshold: no bounds at {profile_path(self.path)}; make them with "
+                f"polyneuron profile --threshold, or use --mode dense"
             )
         return found
 
@@ -177,6 +182,14 @@ def _predictors_of(source: ModelSource) -> PredictorFile:
         )
     shape = (source.spec.num_neurons, source.spec.d_model)
     return read_predictors(path, model_key(source.manifest), source.spec.num_layers, shape)
+
+
+@lru_cache(maxsize=1)  # read and summed up once, however often a plan lays the model out
+def _profile_of(source: ModelSource, changed_ns: int) -> Profile:
+    key = model_key(source.manifest)
+    return read_profile(
+        profile_path(source.path), key, source.spec.num_layers, source.spec.num_neurons
+    )
 
 
 def open_source(path: Path, layout: Layout = Layout.TILES) -> ModelSource:

@@ -56,9 +56,9 @@ def find_bounds(
 
     The first half of each sequence chooses them, the second half pays. `progress` gets tokens times
     layers.
-    Raises ConfigError for a model or a text they cannot be found for, and where they save nothing.
+    `ncf` is what `check_bounds_wanted` lets pass. Raises ConfigError for a text that is too short,
+    and where they save nothing.
     """
-    check_bounds_wanted(ncf, spec)
     halves = [_halves(sequence) for sequence in sequences]
     chosen_by = [half for half, _ in halves]
     tried = _Tried(ncf, spec, [paid for _, paid in halves])
@@ -133,7 +133,8 @@ class _Tried:
                 run.feed_forward(stream)
 
     def best(self, max_cost: float) -> ActivationBounds:
-        dense, *ppls = [self._ppl(streams) for streams in self.streams]
+        head = NextToken(self.ncf, self.spec)
+        dense, *ppls = [self._ppl(head, streams) for streams in self.streams]
         allowed = [ppl <= dense * (1.0 + max_cost) for ppl in ppls]
         count = allowed.index(False) if False in allowed else len(allowed)
         if not count:
@@ -145,8 +146,7 @@ class _Tried:
         values = tuple(float(bounds[count - 1]) for bounds in self.bounds)
         return ActivationBounds(values, SHARES[count - 1], ppls[count - 1], dense)
 
-    def _ppl(self, streams: list[F32]) -> float:
-        head = NextToken(self.ncf, self.spec)
+    def _ppl(self, head: NextToken, streams: list[F32]) -> float:
         scored = [
             head.log_probs(stream, tokens)
             for stream, tokens in zip(streams, self.texts, strict=True)

@@ -147,7 +147,9 @@ def _num_known(layer: ExpertLayer) -> int:
 def _best_rank(layer: ExpertLayer, settings: PredictorSettings) -> int:
     """The rank that the most chosen expert is best with by itself."""
     counts = [len(layer.tokens_of(expert)) for expert in range(layer.num_experts)]
-    return best_candidate(layer.expert(int(np.argmax(counts))).sample, settings).rank
+    sample = layer.expert(int(np.argmax(counts))).sample
+    known, gate = calibrated(sample, settings), sample.weights.deciding.values()
+    return best_candidate(sample, known, gate, settings).rank
 
 
 def sampled_gates(layer: ExpertLayer) -> F32:

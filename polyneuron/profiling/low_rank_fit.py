@@ -102,16 +102,18 @@ def rank_stages(d_model: int, rank: int) -> list[list[int]]:
 
 def fit_low_rank(sample: LayerSample, settings: PredictorSettings) -> Fitted:
     """One layer's predictor at the rank that costs least."""
-    known, best = calibrated(sample, settings), best_candidate(sample, settings)
-    found = directions_of(known, sample.weights.deciding.values(), best.rank, settings)
+    known, gate = calibrated(sample, settings), sample.weights.deciding.values()
+    best = best_candidate(sample, known, gate, settings)
+    found = directions_of(known, gate, best.rank, settings)
     made = map_of(known, found, best.rank, best.weight, settings)
     predictor = LayerPredictor(made.fc1, made.fc2, best.threshold_u - made.shift)
     return judged(predictor, sample, settings)
 
 
-def best_candidate(sample: LayerSample, settings: PredictorSettings) -> Candidate:
-    """The rank that costs least, and its thresholds."""
-    known, gate = calibrated(sample, settings), sample.weights.deciding.values()
+def best_candidate(
+    sample: LayerSample, known: Calibrated, gate: F32, settings: PredictorSettings
+) -> Candidate:
+    """The rank that costs least, and its thresholds; `gate` has the sample's deciding rows."""
     cost = neuron_costs(known.contribution)
     candidates: list[Candidate] = []
     for ranks in rank_stages(gate.shape[1], settings.rank):

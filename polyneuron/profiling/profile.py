@@ -119,13 +119,13 @@ def make_profile(
     head = None
     if record is not None:
         head = recording_head(ncf, spec, sequences, _text_key(sequences), record)
-    key = _work_key(ncf, sequences, settings, bounds, is_recorded=head is not None)
+    is_recorded = head is not None
+    key = _work_key(ncf, sequences, settings, bounds, is_recorded=is_recorded)
     with LayerJournal(output, key, on_wait) as journal:
         resumed = journal.num_layers
         calibration = _begin(ncf, spec, sequences, journal)
         calibration.bounds = bounds.values if bounds else ()
         fit = None if settings is None else fit_of(settings, imported)
-        is_recorded = head is not None
         for found in _layer_records(calibration, settings, fit, progress, is_recorded=is_recorded):
             journal.add(pack_arrays(found), calibration.stream.tobytes())
         made = _write(ncf, spec, sequences, settings, journal, resumed, bounds)
