@@ -13,7 +13,7 @@ from pathlib import Path
 from polyneuron.errors import FormatError
 from polyneuron.io.file_kind import GGUF_MAGIC
 from polyneuron.io.gguf_file import GgufHeader, read_header
-from polyneuron.io.gguf_values import quoted, quoted_value
+from polyneuron.io.gguf_values import quoted, quoted_value, some_of
 from polyneuron.io.model_files import Extent, ModelFiles
 
 PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")
@@ -47,9 +47,8 @@ def gguf_of_folder(folder: Path) -> Path:
             f"{folder}: a folder without a model; one with config.json and *.safetensors, or with "
             "one .gguf file or all parts of one, is expected"
         )
-    shown = ", ".join(file.name for file in list(models.values())[:MAX_NAMED])
-    more = f" and {len(models) - MAX_NAMED} more" if len(models) > MAX_NAMED else ""
-    raise FormatError(f"{folder}: a folder of {len(models)} models ({shown}{more}); give one file")
+    shown = some_of([file.name for file in models.values()], MAX_NAMED)
+    raise FormatError(f"{folder}: a folder of {len(models)} models ({shown}); give one file")
 
 
 def _joined(given: GgufHeader, count: int) -> GgufHeader:
@@ -88,11 +87,9 @@ def _part_paths(given: GgufHeader, count: int) -> list[Path]:
     ]
     missing = [part.name for part in paths if not part.exists()]
     if missing:
-        shown = ", ".join(missing[:MAX_NAMED])
-        more = f" and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
         raise FormatError(
-            f"{path}: of {count} parts {len(missing)} missing beside it: {shown}{more}; fetch "
-            "what is missing into the same folder"
+            f"{path}: of {count} parts {len(missing)} missing beside it: "
+            f"{some_of(missing, MAX_NAMED)}; fetch what is missing into the same folder"
         )
     return paths
 

@@ -2,6 +2,7 @@
 
 import mmap
 import struct
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -37,6 +38,12 @@ U32, U64 = SCALARS[4], SCALARS[10]
 def quoted(text: str) -> str:
     """`text` as it may stand in a one-line message: ASCII, at most 80 characters."""
     return ascii(text if len(text) <= 80 else text[:77] + "...")
+
+
+def some_of(names: Sequence[str], most: int) -> str:
+    """The first so many of some names, and how many more there are."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def quoted_value(value: object) -> str:

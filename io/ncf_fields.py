@@ -78,6 +78,10 @@ class Fields:
             self._wrong(key, "true or false")
         return value
 
+    def optional_flag(self, key: str) -> bool:
+        """True or false; false where it is left out."""
+        return self.has(key) and self.flag(key)
+
     def choice(self, key: str, kind: type[Choice]) -> Choice:
         """A member of an enumeration by its name in small letters."""
         value = self._values.get(key)

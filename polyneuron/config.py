@@ -51,6 +51,12 @@ class KvType(StrEnum):
     Q4 = "q4"
 
 
+ENUMERATED: dict[str, type[StrEnum]] = {
+    "mode": FeedForwardMode, "trace_detail": TraceDetail, "kv_type": KvType,
+}  # fmt: skip
+"""Fields of EngineConfig that a member's name will do for."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Sizes of one engine; every count is at least 1 unless told otherwise."""
@@ -111,9 +117,8 @@ class EngineConfig:
     """Reads of missed neurons under way at once, 1 to 1024."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mode", _mode_of(self.mode))
-        object.__setattr__(self, "trace_detail", _detail_of(self.trace_detail))
-        object.__setattr__(self, "kv_type", _kv_type_of(self.kv_type))
+        for key, kind in ENUMERATED.items():
+            object.__setattr__(self, key, _member_of(kind, key, getattr(self, key)))
         if self.ffn_resident is not None and not 0 <= self.ffn_resident <= 1:
             raise ConfigError(f"ffn_resident is {self.ffn_resident}: must be 0 to 1, or None")
         if any(count < 0 for count in self.hot_clusters):
@@ -154,27 +159,12 @@ class EngineConfig:
         return self.hot_clusters[min(num_tokens, len(self.hot_clusters)) - 1]
 
 
-def _mode_of(value: str) -> FeedForwardMode:
+def _member_of(kind: type[StrEnum], key: str, value: str) -> StrEnum:
     try:
-        return FeedForwardMode(value)
+        return kind(value)
     except ValueError:
-        names = ", ".join(FeedForwardMode)
-        raise ConfigError(f"mode is {value!r}: must be one of {names}") from None
-
-
-def _kv_type_of(value: str) -> KvType:
-    try:
-        return KvType(value)
-    except ValueError:
-        raise ConfigError(f"kv_type is {value!r}: must be one of {', '.join(KvType)}") from None
-
-
-def _detail_of(value: str) -> TraceDetail:
-    try:
-        return TraceDetail(value)
-    except ValueError:
-        names = ", ".join(TraceDetail)
-        raise ConfigError(f"trace_detail is {value!r}: must be one of {names}") from None
+        names = ", ".join(kind)
+        raise ConfigError(f"{key} is {value!r}: must be one of {names}") from None
 
 
 def check_whole(name: str, value: Any, low: int, high: int | None) -> None:

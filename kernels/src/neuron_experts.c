@@ -28,16 +28,22 @@ uint32_t expert_cluster(void *base, const struct step_op *op, uint32_t unit) {
     return nth < routes->num_chosen ? chosen_of(routes)[nth] * each + unit % each : NO_CLUSTER;
 }
 
-/* values -> 1 / (1 + e^-values), by their sum. */
-static void sigmoid_shares(float *values, uint32_t n) {
-    float power[MAX_EXPERTS], sum = 0.0f;
+/* values (n <= MAX_EXPERTS) -> 1 / (1 + e^-values) */
+static void sigmoid(float *values, uint32_t n) {
+    float power[MAX_EXPERTS];
     for (uint32_t i = 0; i < n; i++)
         values[i] = -values[i];
     exp_f32(power, values, n);
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; i < n; i++)
         values[i] = 1.0f / (1.0f + power[i]);
+}
+
+/* The same, by their sum. */
+static void sigmoid_shares(float *values, uint32_t n) {
+    float sum = 0.0f;
+    sigmoid(values, n);
+    for (uint32_t i = 0; i < n; i++)
         sum += values[i];
-    }
     for (uint32_t i = 0; i < n; i++)
         values[i] /= sum;
 }
@@ -131,11 +137,9 @@ void run_gather(void *base, const struct step_op *op, uint32_t first, uint32_t l
 /* weight: a vector (cols) f32, in: rows f32. */
 void run_sigmoid(void *base, const struct step_op *op, uint32_t first, uint32_t last) {
     for (uint32_t t = first; t < last; t++) {
-        float product, power;
-        dot_rows(STORAGE_F32, &product, at(base, op->weight), 0, NULL, 1, op->cols,
+        float *share = at(base, op->out + t * op->out_stride);
+        dot_rows(STORAGE_F32, share, at(base, op->weight), 0, NULL, 1, op->cols,
                  input_row(base, op, t));
-        product = -product;
-        exp_f32(&power, &product, 1);
-        *(float *)at(base, op->out + t * op->out_stride) = 1.0f / (1.0f + power);
+        sigmoid(share, 1);
     }
 }

@@ -23,16 +23,22 @@ uint32_t neuron_op_units(const struct step_op *op, const struct step_params *ste
     }
 }
 
+/* act(deciding, up); without a gate act(deciding). */
+static void plain_act(const struct step_op *op, float *out, const float *deciding, const float *up,
+                      uint32_t n) {
+    if (has_gate(op))
+        feed_forward_act((int)op->activation, out, deciding, up, n);
+    else
+        feed_forward_act((int)op->activation, out, NULL, deciding, n);
+}
+
 const float *decisions(const struct step_op *op, const float *deciding, uint32_t n, float *room) {
     float ones[MAX_CLUSTER_NEURONS];
     if (op->eps == 0.0f)
         return deciding;
     for (uint32_t i = 0; i < n; i++)
         ones[i] = 1.0f;
-    if (has_gate(op))
-        feed_forward_act((int)op->activation, room, deciding, ones, n);
-    else
-        feed_forward_act((int)op->activation, room, NULL, deciding, n);
+    plain_act(op, room, deciding, ones, n);
     for (uint32_t i = 0; i < n; i++)
         room[i] = fabsf(room[i]) - op->eps;
     return room;
@@ -42,10 +48,7 @@ void activate(const struct step_op *op, float *out, const float *deciding, const
               uint32_t n) {
     float room[MAX_CLUSTER_NEURONS];
     const float *beyond = decisions(op, deciding, n, room);
-    if (has_gate(op))
-        feed_forward_act((int)op->activation, out, deciding, up, n);
-    else
-        feed_forward_act((int)op->activation, out, NULL, deciding, n);
+    plain_act(op, out, deciding, up, n);
     for (uint32_t i = 0; op->eps != 0.0f && i < n; i++)
         out[i] = is_on(beyond[i]) ? out[i] : 0.0f;
 }

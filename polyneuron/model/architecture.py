@@ -2,7 +2,7 @@
 
 from polyneuron.errors import FormatError, UnsupportedError
 from polyneuron.io.gguf_file import GgufHeader
-from polyneuron.io.gguf_values import quoted
+from polyneuron.io.gguf_values import quoted, some_of
 from polyneuron.kernels.gemv import FeedForwardKind
 from polyneuron.model.block import NormKind
 from polyneuron.model.block_keys import read_block
@@ -180,7 +180,7 @@ def _check_tensors(header: GgufHeader, spec: ModelSpec) -> None:
     expected = tensor_shapes(spec)
     missing = [name for name in expected if name not in header.by_name]
     if missing:
-        raise FormatError(f"{header.path}: tensors missing: {_some(missing)}")
+        raise FormatError(f"{header.path}: tensors missing: {some_of(missing, MAX_NAMED)}")
     for name, shape in expected.items():
         found = header.by_name[name].shape
         if found != shape:
@@ -191,12 +191,8 @@ def _check_tensors(header: GgufHeader, spec: ModelSpec) -> None:
         t.name for t in header.tensors if t.name not in expected and t.name not in ROPE_TENSORS
     ]
     if unknown:
+        shown = some_of([quoted(name) for name in unknown], MAX_NAMED)
         raise UnsupportedError(
             f"{header.path}: tensors that a {spec.family} model does not use, so that leaving them "
-            f"out could change its answers: {_some([quoted(name) for name in unknown])}"
+            f"out could change its answers: {shown}"
         )
-
-
-def _some(names: list[str]) -> str:
-    rest = len(names) - MAX_NAMED
-    return ", ".join(names[:MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")

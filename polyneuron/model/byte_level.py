@@ -15,7 +15,7 @@ _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 BYTE_CHARS: dict[int, str] = {byte: chr(byte) for byte in _PRINTABLE} | {
     byte: chr(0x100 + i) for i, byte in enumerate(_OTHERS)
 }
-CHAR_BYTES = {char: byte for byte, char in BYTE_CHARS.items()}
+_CHAR_BYTES = {char: byte for byte, char in BYTE_CHARS.items()}
 
 
 class ByteLevelBpe:
@@ -42,11 +42,15 @@ class ByteLevelBpe:
 
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes a token that is ordinary text stands for."""
-        text = self._vocabulary.tokens[token_id]
-        try:
-            return bytes([CHAR_BYTES[char] for char in text])
-        except KeyError:  # not in the byte spelling: an added word, taken as it is
-            return text.encode("utf-8", "surrogateescape")
+        return spelled_bytes(self._vocabulary.tokens[token_id])
+
+
+def spelled_bytes(text: str) -> bytes:
+    """The bytes that a token in the byte spelling stands for."""
+    try:
+        return bytes([_CHAR_BYTES[char] for char in text])
+    except KeyError:  # not in the byte spelling: an added word, taken as it is
+        return text.encode("utf-8", "surrogateescape")
 
 
 def _build_model(vocabulary: Vocabulary, merges: Sequence[str], kind: PreTokenizer) -> models.BPE:

@@ -139,8 +139,7 @@ def _check_number(config: HfConfig, key: str, value: Any) -> None:
     if key.endswith("_prob"):
         is_right = isinstance(value, bool)
     elif key.endswith(("_eps", "epsilon")):
-        is_number = isinstance(value, float | int) and not isinstance(value, bool)
-        is_right = is_number and math.isfinite(value) and value > 0
+        is_right = _is_positive(value)
     else:
         config.count(key)
         is_right = True
@@ -177,9 +176,13 @@ def _scores(config: HfConfig) -> dict[str, Any]:
     return found
 
 
-def _positive(config: HfConfig, key: str, value: Any) -> float:
+def _is_positive(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value <= 0:
+    return is_number and math.isfinite(value) and value > 0
+
+
+def _positive(config: HfConfig, key: str, value: Any) -> float:
+    if not _is_positive(value):
         config.fail(f"{key} is {shown(value)}; a positive number is expected")
     return float(value)
 
@@ -282,8 +285,7 @@ def long_factors(config: HfConfig) -> dict[str, tuple[float, ...]]:
 
 
 def _number(config: HfConfig, rope: Mapping[str, Any], value: Any) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value <= 0:
+    if not _is_positive(value):
         config.fail(f"the rotary embedding {shown(dict(rope))} has no positive number where needed")
     return float(value)
 

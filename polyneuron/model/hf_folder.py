@@ -12,7 +12,7 @@ from pathlib import Path
 
 from polyneuron.errors import FormatError, UnsupportedError
 from polyneuron.io.gguf_file import GgufHeader
-from polyneuron.io.gguf_values import quoted
+from polyneuron.io.gguf_values import quoted, some_of
 from polyneuron.io.json_file import read_json
 from polyneuron.io.model_files import ModelFiles
 from polyneuron.io.safetensors_file import SafetensorsFile, read_safetensors
@@ -127,10 +127,9 @@ def _indexed(index: Path) -> list[SafetensorsFile]:
         raise FormatError(f"{index}: names files outside the folder; fetch it again")
     missing = [shard for shard in shards if not (index.parent / shard).exists()]
     if missing:
-        more = f" and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
         raise FormatError(
             f"{index.parent}: of {len(shards)} shards {len(missing)} missing: "
-            f"{', '.join(missing[:MAX_NAMED])}{more}; fetch what is missing into the same folder"
+            f"{some_of(missing, MAX_NAMED)}; fetch what is missing into the same folder"
         )
     files = {shard: read_safetensors(index.parent / shard) for shard in shards}
     for name, shard in names.items():

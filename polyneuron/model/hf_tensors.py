@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import numpy as np
@@ -159,9 +159,7 @@ class TensorTable:
     ) -> None:
         begin = self._end
         for part in parts:
-            self.extents.append(
-                Extent(self._end, part.num_bytes, part.path, part.offset, part.swap, part.made)
-            )
+            self.extents.append(replace(part, begin=self._end))
             self._end += part.num_bytes
         self.tensors.append(GgufTensor(name, type_id, shape, begin, self._end - begin))
 

@@ -15,7 +15,7 @@ import tokenizers
 
 from polyneuron.errors import FormatError, UnsupportedError
 from polyneuron.io.gguf_values import quoted
-from polyneuron.model.byte_level import CHAR_BYTES
+from polyneuron.model.byte_level import spelled_bytes
 from polyneuron.model.vocabulary import TokenType, Vocabulary
 
 JSON_KEY = "tokenizer.huggingface.json"
@@ -55,12 +55,9 @@ class JsonTextModel:
         text = self._vocabulary.tokens[token_id]
         if self._vocabulary.types[token_id] == TokenType.BYTE:
             return bytes([int(text[3:5], 16)])
-        if not self._is_byte_level:
-            return text.replace(SPACE, " ").encode("utf-8", "surrogateescape")
-        try:
-            return bytes([CHAR_BYTES[char] for char in text])
-        except KeyError:  # not in the byte spelling: an added word, taken as it is
-            return text.encode("utf-8", "surrogateescape")
+        if self._is_byte_level:
+            return spelled_bytes(text)
+        return text.replace(SPACE, " ").encode("utf-8", "surrogateescape")
 
 
 def token_table(described: Mapping[str, Any], place: str) -> tuple[list[str], list[int]]:

@@ -103,7 +103,7 @@ def _spec(fields: Fields, ncf: NcfFile) -> ModelSpec:
         output_bias=fields.flag("output_bias"),
         tied_head=fields.flag("tied_head"),
         experts=_experts(fields.part("experts")) if fields.has("experts") else None,
-        is_qk_norm_wide=fields.has("is_qk_norm_wide") and fields.flag("is_qk_norm_wide"),
+        is_qk_norm_wide=fields.optional_flag("is_qk_norm_wide"),
         block=_block(fields.part("block")) if fields.has("block") else LLAMA,
     )
     if spec.num_heads % spec.num_kv_heads:
@@ -124,8 +124,8 @@ def _experts(fields: Fields) -> ExpertSpec:
         num_used=fields.count("num_used", num_experts, 1),
         is_normalised=fields.flag("is_normalised"),
         shared_d_ff=fields.count("shared_d_ff", MAX_DIM),
-        is_sigmoid=fields.has("is_sigmoid") and fields.flag("is_sigmoid"),
-        is_early=fields.has("is_early") and fields.flag("is_early"),
+        is_sigmoid=fields.optional_flag("is_sigmoid"),
+        is_early=fields.optional_flag("is_early"),
     )
 
 
@@ -161,9 +161,8 @@ def _block(fields: Fields) -> BlockSpec:
         ffn_bias=fields.flag("ffn_bias"),
         window=fields.count("window", 1 << 31),
         window_period=fields.count("window_period", MAX_DIM),
-        is_first_global=fields.has("is_first_global") and fields.flag("is_first_global"),
-        is_global_unrotated=fields.has("is_global_unrotated")
-        and fields.flag("is_global_unrotated"),
+        is_first_global=fields.optional_flag("is_first_global"),
+        is_global_unrotated=fields.optional_flag("is_global_unrotated"),
         local_rope_base=fields.number("local_rope_base"),
         attention_scale=fields.number("attention_scale"),
         attention_cap=fields.number("attention_cap"),

@@ -10,13 +10,17 @@ import pytest
 from polyneuron.config import FeedForwardMode
 from polyneuron.io.device_wrappers import Fault, FaultDevice, FaultKind
 from polyneuron.io.predictor_file import PredictorInput
-from polyneuron.model.convert import convert
 from tests.support import one_result
 from tests.support.local_engine import LocalEngine
-from tests.support.one_result import NUM_TOKENS, PROMPT, assert_together_as_alone
-from tests.support.predictors import write_oracle, write_random
+from tests.support.one_result import (
+    NUM_TOKENS,
+    PROMPT,
+    assert_together_as_alone,
+    predicted_logits_of,
+)
+from tests.support.predictors import write_oracle_models, write_random
 from tests.support.sparse_models import late_reads
-from tests.support.tiny_gguf import TinyModel, write_tiny_gguf
+from tests.support.tiny_gguf import TinyModel
 
 PREDICTED, EXACT = FeedForwardMode.PREDICTED, FeedForwardMode.EXACT
 DRELU = TinyModel(
@@ -36,23 +40,13 @@ SHARES = (0.0, 0.3, 0.6, None)
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A file of each model, perfect predictors beside it."""
-    folder = tmp_path_factory.mktemp("named_experts")
-    paths = {name: folder / f"{name}.ncf" for name in MODELS}
-    for name, path in paths.items():
-        convert(write_tiny_gguf(folder / f"{name}.gguf", MODELS[name]), path)
-        write_oracle(path)
-    return paths
+    return write_oracle_models(tmp_path_factory.mktemp("named_experts"), MODELS)
 
 
 @pytest.fixture(scope="module")
 def exact(files: dict[str, Path]) -> dict[str, list[bytes]]:
     """What each model gives in exact mode, in memory."""
-    return {name: logits_of(path, mode=EXACT) for name, path in files.items()}
-
-
-def logits_of(path: Path, **settings: object) -> list[bytes]:
-    """As of other models, in predicted mode unless told otherwise."""
-    return one_result.logits_of(path, **{"mode": PREDICTED} | settings)
+    return {name: predicted_logits_of(path, mode=EXACT) for name, path in files.items()}
 
 
 @pytest.fixture
@@ -71,7 +65,7 @@ class TestPerfectPredictors:
     def test_residencies(
         self, files: dict[str, Path], exact: dict[str, list[bytes]], name: str, share: float | None
     ) -> None:
-        assert logits_of(files[name], ffn_resident=share, max_sequences=1) == exact[name]
+        assert predicted_logits_of(files[name], ffn_resident=share, max_sequences=1) == exact[name]
 
     @pytest.mark.parametrize("num_workers", [1, 2, 3])
     @pytest.mark.parametrize("matrix_barrier", [False, True])
@@ -84,7 +78,7 @@ class TestPerfectPredictors:
         matrix_barrier: bool,
         keep_neurons: bool,
     ) -> None:
-        got = logits_of(
+        got = predicted_logits_of(
             files["shared"], ffn_resident=0.4, num_workers=num_workers, num_npu_threads=0,
             matrix_barrier=matrix_barrier, keep_neurons=keep_neurons,
         )  # fmt: skip
@@ -94,19 +88,22 @@ class TestPerfectPredictors:
     def test_prompts_in_chunks_and_token_by_token(
         self, files: dict[str, Path], exact: dict[str, list[bytes]], max_tokens: int
     ) -> None:
-        got = logits_of(files["drelu_q4"], ffn_resident=0.3, max_tokens=max_tokens)
+        got = predicted_logits_of(files["drelu_q4"], ffn_resident=0.3, max_tokens=max_tokens)
         assert got == exact["drelu_q4"]
 
     def test_late_and_unordered_reads(
         self, files: dict[str, Path], exact: dict[str, list[bytes]]
     ) -> None:
-        assert logits_of(files["drelu"], ffn_resident=0.3, wrap=late_reads()) == exact["drelu"]
+        assert (
+            predicted_logits_of(files["drelu"], ffn_resident=0.3, wrap=late_reads())
+            == exact["drelu"]
+        )
 
     @pytest.mark.parametrize("kind", [FaultKind.EIO, FaultKind.SHORT_READ])
     def test_a_read_that_fails_once_is_tried_again(
         self, files: dict[str, Path], exact: dict[str, list[bytes]], kind: FaultKind
     ) -> None:
-        got = logits_of(
+        got = predicted_logits_of(
             files["drelu"],
             ffn_resident=0.3,
             wrap=lambda device: FaultDevice(device, Fault(kind, 3)),
@@ -141,19 +138,22 @@ class TestOtherPredictors:
         self, model: Path, input: PredictorInput, rank: int, is_twice: bool
     ) -> None:
         write_random(model, input=input, rank=rank, share=0.4, is_twice=is_twice)
-        resident = logits_of(model)
-        assert logits_of(model, ffn_resident=0.3) == resident
-        assert logits_of(model, ffn_resident=0.3, num_workers=1, num_npu_threads=0) == resident
-        assert logits_of(model, ffn_resident=0.4, matrix_barrier=True) == resident
-        assert logits_of(model, ffn_resident=0.4, lookahead=False) == resident
+        resident = predicted_logits_of(model)
+        assert predicted_logits_of(model, ffn_resident=0.3) == resident
+        assert (
+            predicted_logits_of(model, ffn_resident=0.3, num_workers=1, num_npu_threads=0)
+            == resident
+        )
+        assert predicted_logits_of(model, ffn_resident=0.4, matrix_barrier=True) == resident
+        assert predicted_logits_of(model, ffn_resident=0.4, lookahead=False) == resident
 
     def test_it_is_lossy(self, model: Path, exact: dict[str, list[bytes]]) -> None:
         write_random(model, input=PredictorInput.FFN, rank=32, share=0.4)
-        assert logits_of(model) != exact["drelu"]
+        assert predicted_logits_of(model) != exact["drelu"]
 
     def test_naming_everything_is_exact(self, model: Path, exact: dict[str, list[bytes]]) -> None:
         write_random(model, input=PredictorInput.FFN, rank=32, share=1.0)
-        assert logits_of(model, ffn_resident=0.4) == exact["drelu"]
+        assert predicted_logits_of(model, ffn_resident=0.4) == exact["drelu"]
 
     @pytest.mark.parametrize("rank", [0, 32])
     def test_sequences_do_not_change_each_other(self, model: Path, rank: int) -> None:

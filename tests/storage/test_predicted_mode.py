@@ -15,10 +15,14 @@ from polyneuron.io.predictor_file import PredictorInput, tensor_name
 from polyneuron.kernels import isa
 from polyneuron.kernels.quant import StorageType
 from polyneuron.model.convert import convert
-from tests.support import one_result
 from tests.support.local_engine import LocalEngine
-from tests.support.one_result import NUM_TOKENS, PROMPT, assert_together_as_alone
-from tests.support.predictors import write_oracle, write_random
+from tests.support.one_result import (
+    NUM_TOKENS,
+    PROMPT,
+    assert_together_as_alone,
+    predicted_logits_of,
+)
+from tests.support.predictors import write_oracle_models, write_random
 from tests.support.sparse_models import late_reads, sparse_models
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -31,24 +35,13 @@ PREDICTED, EXACT = FeedForwardMode.PREDICTED, FeedForwardMode.EXACT
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A file in bundles of each model, perfect predictors beside it."""
-    folder = tmp_path_factory.mktemp("predicted")
-    paths = {name: folder / f"{name}.ncf" for name in MODELS}
-    for name, path in paths.items():
-        source = write_tiny_gguf(folder / f"{name}.gguf", MODELS[name])
-        convert(source, path, layout=Layout.BUNDLES)
-        write_oracle(path)
-    return paths
+    return write_oracle_models(tmp_path_factory.mktemp("predicted"), MODELS)
 
 
 @pytest.fixture(scope="module")
 def exact(files: dict[str, Path]) -> dict[str, list[bytes]]:
     """What each model gives in exact mode, in memory."""
-    return {name: logits_of(path, mode=EXACT) for name, path in files.items()}
-
-
-def logits_of(path: Path, **settings: object) -> list[bytes]:
-    """As of other models, in predicted mode unless told otherwise."""
-    return one_result.logits_of(path, **{"mode": PREDICTED} | settings)
+    return {name: predicted_logits_of(path, mode=EXACT) for name, path in files.items()}
 
 
 class TestPerfectPredictor:
@@ -63,7 +56,7 @@ class TestPerfectPredictor:
         share: float | None,
         hot_clusters: tuple[int, ...],
     ) -> None:
-        got = logits_of(files[name], ffn_resident=share, hot_clusters=hot_clusters)
+        got = predicted_logits_of(files[name], ffn_resident=share, hot_clusters=hot_clusters)
         assert got == exact[name]
 
     @pytest.mark.parametrize("num_workers", [1, 2, 3])
@@ -77,7 +70,7 @@ class TestPerfectPredictor:
         matrix_barrier: bool,
         keep_neurons: bool,
     ) -> None:
-        got = logits_of(
+        got = predicted_logits_of(
             files["drelu"], ffn_resident=0.4, num_workers=num_workers, num_npu_threads=0,
             matrix_barrier=matrix_barrier, keep_neurons=keep_neurons, hot_clusters=(2,),
         )  # fmt: skip
@@ -87,7 +80,9 @@ class TestPerfectPredictor:
     def test_hot_clusters_on_the_npu_executor(
         self, files: dict[str, Path], exact: dict[str, list[bytes]], share: float | None
     ) -> None:
-        got = logits_of(files["drelu"], ffn_resident=share, hot_clusters=(3,), hot_on_npu=True)
+        got = predicted_logits_of(
+            files["drelu"], ffn_resident=share, hot_clusters=(3,), hot_on_npu=True
+        )
         assert got == exact["drelu"]
 
     @pytest.mark.parametrize("max_tokens", [1, 2, 4])
@@ -95,17 +90,20 @@ class TestPerfectPredictor:
         self, files: dict[str, Path], exact: dict[str, list[bytes]], max_tokens: int
     ) -> None:
         settings = {"ffn_resident": 0.4, "max_tokens": max_tokens}
-        assert logits_of(files["drelu"], **settings) == exact["drelu"]
+        assert predicted_logits_of(files["drelu"], **settings) == exact["drelu"]
 
     def test_late_and_unordered_reads(
         self, files: dict[str, Path], exact: dict[str, list[bytes]]
     ) -> None:
-        assert logits_of(files["drelu"], ffn_resident=0.3, wrap=late_reads()) == exact["drelu"]
+        assert (
+            predicted_logits_of(files["drelu"], ffn_resident=0.3, wrap=late_reads())
+            == exact["drelu"]
+        )
 
     def test_a_read_that_fails_once_is_tried_again(
         self, files: dict[str, Path], exact: dict[str, list[bytes]]
     ) -> None:
-        got = logits_of(
+        got = predicted_logits_of(
             files["drelu"],
             ffn_resident=0.3,
             wrap=lambda device: FaultDevice(device, Fault(FaultKind.EIO, 3)),
@@ -139,12 +137,15 @@ class TestOtherPredictors:
     @pytest.mark.parametrize("is_relu", [False, True])
     def test_one_result(self, model: Path, input: PredictorInput, rank: int, is_relu: bool) -> None:
         write_random(model, input=input, rank=rank, share=0.4, is_relu=is_relu)
-        resident = logits_of(model)
-        assert logits_of(model, ffn_resident=0.3) == resident
-        assert logits_of(model, ffn_resident=0.3, num_workers=1, num_npu_threads=0) == resident
-        assert logits_of(model, ffn_resident=0.4, matrix_barrier=True) == resident
+        resident = predicted_logits_of(model)
+        assert predicted_logits_of(model, ffn_resident=0.3) == resident
+        assert (
+            predicted_logits_of(model, ffn_resident=0.3, num_workers=1, num_npu_threads=0)
+            == resident
+        )
+        assert predicted_logits_of(model, ffn_resident=0.4, matrix_barrier=True) == resident
         if rank:
-            assert logits_of(model, ffn_resident=0.4, lookahead=False) == resident
+            assert predicted_logits_of(model, ffn_resident=0.4, lookahead=False) == resident
 
     @pytest.mark.parametrize("input", list(PredictorInput))
     @pytest.mark.parametrize("share", [0.4, None])
@@ -166,11 +167,11 @@ class TestOtherPredictors:
 
     def test_it_is_lossy(self, model: Path, exact: dict[str, list[bytes]]) -> None:
         write_random(model, input=PredictorInput.ATTENTION, rank=32, share=0.4)
-        assert logits_of(model) != exact["drelu"]
+        assert predicted_logits_of(model) != exact["drelu"]
 
     def test_naming_everything_is_exact(self, model: Path, exact: dict[str, list[bytes]]) -> None:
         write_random(model, input=PredictorInput.ATTENTION, rank=32, share=1.0)
-        assert logits_of(model, ffn_resident=0.4) == exact["drelu"]
+        assert predicted_logits_of(model, ffn_resident=0.4) == exact["drelu"]
 
     def test_room_for_others_changes_no_prompt(self, model: Path) -> None:
         write_random(model, input=PredictorInput.ATTENTION, rank=32, share=0.4)

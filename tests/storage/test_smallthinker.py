@@ -25,7 +25,7 @@ from tests.support.one_result import (
     assert_together_as_alone,
     logits_of,
 )
-from tests.support.predictors import write_oracle
+from tests.support.predictors import write_oracle_models
 from tests.support.reference_model import ReferenceModel
 from tests.support.sparse_models import late_reads
 from tests.support.tiny_gguf import TinyModel, write_tiny_gguf
@@ -42,12 +42,7 @@ GLOBAL = (0, 4)
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("smallthinker")
-    paths = {name: folder / f"{name}.ncf" for name in MODELS}
-    for name, path in paths.items():
-        convert(write_tiny_gguf(folder / f"{name}.gguf", MODELS[name]), path)
-        write_oracle(path)
-    return paths
+    return write_oracle_models(tmp_path_factory.mktemp("smallthinker"), MODELS)
 
 
 @pytest.fixture(scope="module")

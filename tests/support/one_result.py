@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from polyneuron.config import FeedForwardMode
 from polyneuron.kernels import isa
 from tests.support.local_engine import LocalEngine, LocalResult
 
@@ -25,6 +26,11 @@ def logits_of(path: Path, **settings: object) -> list[bytes]:
     """`run` of a model opened with these settings."""
     with LocalEngine(path, **settings) as engine:
         return run(engine)
+
+
+def predicted_logits_of(path: Path, **settings: object) -> list[bytes]:
+    """`logits_of` in predicted mode unless told otherwise."""
+    return logits_of(path, **{"mode": FeedForwardMode.PREDICTED} | settings)
 
 
 def logits_on(isa_name: str, path: Path, **settings: object) -> list[bytes]:

@@ -1,9 +1,11 @@
 """Predictors for tests: a perfect one, and ones that know nothing."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
+from polyneuron.io.ncf_format import Layout
 from polyneuron.io.ncf_reader import NcfFile, read_ncf
 from polyneuron.io.predictor_file import (
     LayerPredictor,
@@ -14,9 +16,11 @@ from polyneuron.io.predictor_file import (
     write_predictors,
 )
 from polyneuron.kernels.quant import StorageType
+from polyneuron.model.convert import convert
 from polyneuron.model.ncf_spec import spec_of
 from polyneuron.profiling.oracle_fit import oracle
 from tests.support.synthetic import bundle_values
+from tests.support.tiny_gguf import TinyModel, write_tiny_gguf
 
 
 def write_oracle(model: Path) -> Path:
@@ -27,6 +31,16 @@ def write_oracle(model: Path) -> Path:
     spec = spec_of(ncf)
     layers = [oracle(bundle_values(ncf, _deciding(ncf, index))) for index in range(spec.num_layers)]
     return _write(model, info, layers)
+
+
+def write_oracle_models(folder: Path, models: Mapping[str, TinyModel]) -> dict[str, Path]:
+    """A file in bundles of each model, perfect predictors beside it."""
+    paths = {name: folder / f"{name}.ncf" for name in models}
+    for name, path in paths.items():
+        source = write_tiny_gguf(folder / f"{name}.gguf", models[name])
+        convert(source, path, layout=Layout.BUNDLES)
+        write_oracle(path)
+    return paths
 
 
 def write_random(
